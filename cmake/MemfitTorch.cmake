@@ -15,10 +15,13 @@ find_package(Torch REQUIRED)
 file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "// anchor of the torch precompiled header\n")
 add_library(memfit_torch_pch STATIC ${CMAKE_BINARY_DIR}/torch_pch.cpp)
 target_link_libraries(memfit_torch_pch PUBLIC ${TORCH_LIBRARIES})
+target_compile_definitions(memfit_torch_pch PRIVATE FMT_HEADER_ONLY)
 target_precompile_headers(memfit_torch_pch PRIVATE <torch/torch.h> <vector> <string> <memory>)
 
 function(memfit_use_torch TARGET SCOPE)
   target_link_libraries(${TARGET} ${SCOPE} ${TORCH_LIBRARIES})
+  # The wheel ships fmt headers of a version of its own, in front of Debian's: take them without a library.
+  target_compile_definitions(${TARGET} PRIVATE FMT_HEADER_ONLY)
   if(NOT MEMFIT_SANITIZE)
     target_precompile_headers(${TARGET} REUSE_FROM memfit_torch_pch)
   endif()

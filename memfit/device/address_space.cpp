@@ -1,0 +1,171 @@
+#include "memfit/device/address_space.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <bit>
+#include <mutex>
+#include <vector>
+
+namespace memfit::device {
+namespace {
+constexpr std::size_t kHuge = std::size_t{2} << 20;
+constexpr int kClasses = 28;                                 // 4 KiB ... 512 GiB
+constexpr std::size_t kClassBytes = std::size_t{1} << 39;    // addresses for each class
+struct sigaction previous_handler;
+bool (*fault_callback)(void*) = nullptr;
+
+void on_signal(int signal, siginfo_t* info, void* context) {
+  if (signal == SIGSEGV && info->si_code > 0 && AddressReservation::instance().contains(info->si_addr) &&
+      fault_callback(info->si_addr)) {
+    return;
+  }
+  if ((previous_handler.sa_flags & SA_SIGINFO) && previous_handler.sa_sigaction != nullptr) {
+    previous_handler.sa_sigaction(signal, info, context);
+  } else if (previous_handler.sa_handler != SIG_DFL && previous_handler.sa_handler != SIG_IGN) {
+    previous_handler.sa_handler(signal);
+  } else {
+    // The default action is taken when the faulting instruction runs again.
+    ::signal(SIGSEGV, SIG_DFL);
+  }
+}
+}  // namespace
+
+std::size_t page_bytes() {
+  static const std::size_t bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void* map_pages(std::size_t bytes) {
+  const bool huge = bytes >= kHuge;
+  const std::size_t span = huge ? bytes + kHuge : bytes;
+  void* raw = mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  if (!huge) return raw;
+  const auto begin = reinterpret_cast<std::uintptr_t>(raw);
+  const auto aligned = (begin + kHuge - 1) & ~(kHuge - 1);
+  if (aligned > begin) munmap(raw, aligned - begin);
+  const auto end = begin + span;
+  if (end > aligned + bytes) munmap(reinterpret_cast<void*>(aligned + bytes), end - aligned - bytes);
+  madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(aligned);
+}
+
+void unmap_pages(void* address, std::size_t bytes) noexcept { munmap(address, bytes); }
+
+void* remap_pages(void* address, std::size_t old_bytes, std::size_t new_bytes) noexcept {
+  if (new_bytes < old_bytes) {
+    munmap(static_cast<char*>(address) + new_bytes, old_bytes - new_bytes);
+    return address;
+  }
+  void* moved = mremap(address, old_bytes, new_bytes, MREMAP_MAYMOVE);
+  return moved == MAP_FAILED ? nullptr : moved;
+}
+
+void discard_pages(void* address, std::size_t bytes) noexcept { madvise(address, bytes, MADV_DONTNEED); }
+
+struct AddressReservation::Slots {
+  struct Class {
+    std::vector<void*> owners;
+    std::vector<bool> accessible;
+    std::vector<std::uint32_t> free;
+  };
+  mutable std::mutex mutex;
+  Class classes[kClasses];
+};
+
+AddressReservation& AddressReservation::instance() {
+  static AddressReservation* const one = new AddressReservation();  // never destroyed: faults may come until the end
+  return *one;
+}
+
+AddressReservation::AddressReservation() {
+  void* raw = mmap(nullptr, kClasses * kClassBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return;  // address space is limited: evicted tensors then have a null data pointer
+  base_ = static_cast<char*>(raw);
+  slots_ = new Slots();
+}
+
+void* AddressReservation::reserve(std::size_t bytes, void* owner) {
+  if (base_ == nullptr || bytes == 0) return nullptr;
+  const int index = bytes <= 4096 ? 0 : std::bit_width(bytes - 1) - 12;
+  if (index >= kClasses) return nullptr;
+  const std::size_t slot_bytes = std::size_t{4096} << index;
+  std::lock_guard lock(slots_->mutex);
+  auto& c = slots_->classes[index];
+  std::uint32_t slot;
+  if (!c.free.empty()) {
+    slot = c.free.back();
+    c.free.pop_back();
+    c.owners[slot] = owner;
+  } else {
+    slot = static_cast<std::uint32_t>(c.owners.size());
+    if ((slot + 1) * slot_bytes > kClassBytes) return nullptr;
+    c.owners.push_back(owner);
+    c.accessible.push_back(false);
+  }
+  return base_ + index * kClassBytes + slot * slot_bytes;
+}
+
+bool AddressReservation::contains(const void* address) const noexcept {
+  const char* p = static_cast<const char*>(address);
+  return base_ != nullptr && p >= base_ && p < base_ + kClasses * kClassBytes;
+}
+
+namespace {
+struct Place {
+  int index;
+  std::uint32_t slot;
+  std::size_t slot_bytes;
+};
+Place place_of(const char* base, const void* address) {
+  const std::size_t offset = static_cast<std::size_t>(static_cast<const char*>(address) - base);
+  const int index = static_cast<int>(offset / kClassBytes);
+  const std::size_t slot_bytes = std::size_t{4096} << index;
+  return {index, static_cast<std::uint32_t>((offset % kClassBytes) / slot_bytes), slot_bytes};
+}
+}  // namespace
+
+void AddressReservation::release(void* address) noexcept {
+  const Place p = place_of(base_, address);
+  std::lock_guard lock(slots_->mutex);
+  auto& c = slots_->classes[p.index];
+  if (c.accessible[p.slot]) {
+    // A fresh inaccessible mapping over the old one gives the pages back and forgets them.
+    mmap(address, p.slot_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    c.accessible[p.slot] = false;
+  }
+  c.owners[p.slot] = nullptr;
+  c.free.push_back(p.slot);
+}
+
+bool AddressReservation::make_accessible(void* address) noexcept {
+  const Place p = place_of(base_, address);
+  if (mprotect(address, p.slot_bytes, PROT_READ | PROT_WRITE) != 0) return false;
+  std::lock_guard lock(slots_->mutex);
+  slots_->classes[p.index].accessible[p.slot] = true;
+  return true;
+}
+
+void* AddressReservation::owner_of(const void* address, void** start) const noexcept {
+  const Place p = place_of(base_, address);
+  std::lock_guard lock(slots_->mutex);
+  const auto& c = slots_->classes[p.index];
+  if (p.slot >= c.owners.size()) return nullptr;
+  *start = base_ + p.index * kClassBytes + p.slot * p.slot_bytes;
+  return c.owners[p.slot];
+}
+
+void install_fault_handler(bool (*on_fault)(void* address)) {
+  const bool first = fault_callback == nullptr;
+  fault_callback = on_fault;
+  if (!first) return;
+  struct sigaction action {};
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGSEGV, &action, &previous_handler);
+}
+
+}  // namespace memfit::device

@@ -1,0 +1,102 @@
+// The preload library's way in: environment variables to a running engine.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "memfit/core/bytes.h"
+#include "memfit/core/error.h"
+#include "memfit/device/process_memory.h"
+#include "memfit/engine/engine.h"
+#include "memfit/trace/run_status.h"
+
+namespace memfit::engine {
+namespace {
+
+std::string variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? "" : text;
+}
+
+trace::RunStatus* status = nullptr;
+
+void at_exit() {
+  if (status == nullptr) return;
+  Engine& engine = Engine::instance();
+  engine.publish();
+  std::size_t i = 0;
+  for (const auto& holder : memory::CpuAllocator::instance().holders_at_peak()) {
+    if (i == trace::RunStatus::kHolders) break;
+    status->largest_holders[i].bytes = holder.bytes;
+    trace::set_text(status->largest_holders[i].op, holder.op);
+    ++i;
+  }
+  status->peak_rss_bytes = device::peak_resident_memory().count();
+  status->finished = 1;
+}
+
+int attach(std::string& message) {
+  const std::string rank = variable("RANK").empty() ? "-" : variable("RANK");
+  const std::string attached = variable("MEMFIT_ATTACHED");
+  if (!attached.empty()) {
+    const auto colon = attached.find(':');
+    const std::string owner_rank = colon == std::string::npos ? "" : attached.substr(colon + 1);
+    if (attached.substr(0, colon) != std::to_string(getpid()) && owner_rank == rank) return 1;
+  }
+  const std::string tensor_text = variable("MEMFIT_TENSOR_MEMORY");
+  const Bytes limit = tensor_text.empty() ? Bytes() : parse_size(tensor_text, "MEMFIT_TENSOR_MEMORY");
+  status = trace::create_run_status(variable("MEMFIT_STATUS_DIR"));
+  if (status == nullptr) throw Error(ExitStatus::Failed, fmt::format("MEMFIT_STATUS_DIR: no status file can be made in \"{}\": {}", variable("MEMFIT_STATUS_DIR"), std::strerror(errno)));
+  if (rank != "-") status->rank = std::atoll(rank.c_str());
+  trace::set_text(status->torch_version, TORCH_VERSION);
+  trace::set_text(status->device, "cpu");
+  status->limit_tensor_bytes = limit.count();
+  Engine& engine = Engine::instance();
+  engine.start(variable("MEMFIT_DOOR"), variable("MEMFIT_VERIFY") == "1", status);
+  trace::set_text(status->door, name_of(engine.door()));
+  engine.set_limit(limit.count());
+  cover_thread(true);
+  using SetThreadHook = void (*)(void (*)());
+  if (auto set = reinterpret_cast<SetThreadHook>(dlsym(RTLD_DEFAULT, "memfit_preload_set_thread_hook"))) {
+    set([] { cover_thread(true); });
+  }
+  pthread_atfork([] { memory::CpuAllocator::instance().lock().lock(); },
+                 [] { memory::CpuAllocator::instance().lock().unlock(); },
+                 [] {
+                   status = nullptr;
+                   Engine::instance().after_fork_in_child();
+                 });
+  setenv("MEMFIT_ATTACHED", fmt::format("{}:{}", getpid(), rank).c_str(), 1);
+  std::atexit(at_exit);
+  status->attached = 1;
+  return 0;
+}
+
+}  // namespace
+
+/// Called once by the preload library when libtorch is in the process. 0: attached; 1: passive, another process is the
+/// one that is watched; 2: usage is wrong, 3: the limit cannot be met, and `message` says why.
+extern "C" __attribute__((visibility("default"))) int memfit_attach(char* message, std::size_t capacity) {
+  std::string text;
+  int result = 2;
+  try {
+    result = attach(text);
+  } catch (const Error& error) {
+    text = error.what();
+    result = error.status() == ExitStatus::DoesNotFit ? 3 : 2;
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  if (capacity > 0) {
+    const std::size_t n = std::min(text.size(), capacity - 1);
+    std::memcpy(message, text.data(), n);
+    message[n] = '\0';
+  }
+  return result;
+}
+
+}  // namespace memfit::engine

@@ -1,0 +1,162 @@
+// The engine: keeps tensors under the allocator's limit by dropping those that can be made again and making them
+// again, bit for bit, before an op needs them.
+// Not here: public API (engine/session.h), where ops come from (engine/door.h), what an op is (engine/op_rules.h).
+// Threads: any; one recursive lock (the allocator's) guards all bookkeeping. Kernels run without it, except replays.
+// Cost: about 0.3 us an op without limit, about 1 us with one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "memfit/engine/door.h"
+#include "memfit/engine/value.h"
+#include "memfit/memory/cpu_allocator.h"
+#include "memfit/trace/run_status.h"
+
+namespace memfit::engine {
+
+/// What the engine did so far. Exact counts.
+struct EngineStats {
+  std::uint64_t ops = 0;
+  std::uint64_t recorded = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t evicted_bytes = 0;
+  std::uint64_t recomputed_ops = 0;
+  std::uint64_t recompute_ns = 0;
+  std::uint64_t engine_ns = 0;       // time in bookkeeping while a limit holds, searching included
+  std::uint64_t search_ns = 0;       // time choosing what to evict
+  std::uint64_t scored = 0;
+  std::uint64_t raw_accesses = 0;    // values pinned since a raw pointer got out
+  std::uint64_t raw_faults = 0;      // evicted values brought back by a raw read
+  std::uint64_t refusals = 0;
+  std::uint64_t verified = 0;
+};
+
+class Engine final : public memory::MemoryPressure {
+ public:
+  static Engine& instance();
+
+  /// Start watching. `verify`: check recomputed bytes against checksums of the originals.
+  void start(const std::string& door, bool verify, trace::RunStatus* status);
+  /// Tensor byte limit, 0 for none. Returns the old one.
+  std::uint64_t set_limit(std::uint64_t bytes);
+  bool started() const { return started_; }
+  bool has_evicted() const { return evicted_count_ != 0; }
+  std::uint64_t ops() const { return ops_.load(std::memory_order_relaxed); }
+  Door door() const { return door_; }
+  const EngineStats& stats() const { return stats_; }
+  /// Counters into the status page.
+  void publish() noexcept;
+
+  void run_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+
+  // memory::MemoryPressure
+  bool make_room(std::uint64_t bytes) override;
+  bool keep_dropped(memory::Block* block) noexcept override;
+  [[noreturn]] void refuse(std::uint64_t bytes) override;
+
+  /// A raw pointer into `storage` is taken outside an op: bring its bytes back, pin them, cut what reads them.
+  void raw_access(c10::StorageImpl* storage);
+  /// A raw read hit the stand-in address of an evicted value. True: readable now.
+  bool raw_fault(void* address);
+  void dropped_while_evicted(Value* value) noexcept;
+  void dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& original) noexcept;
+  void after_fork_in_child();
+
+  void check_invariants();
+  std::size_t live_values() const { return value_count_; }
+  std::size_t live_recipes() const { return recipe_count_; }
+
+ private:
+  Engine();
+  struct Call;
+
+  // recording (engine.cpp)
+  void begin(Call& call, const torch::jit::Stack& stack);
+  void collect(Call& call, const torch::jit::Stack& stack);
+  void collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t arg, int element, bool written, bool hidden);
+  void prepare_writes(Call& call);
+  void prepare_recipe(Call& call, const torch::jit::Stack& stack);
+  void finish(Call& call, const torch::jit::Stack& stack);
+  void finish_writes(Call& call);
+  void abandon(Call& call) noexcept;
+  void unlock_all(Call& call) noexcept;
+  void run_escaping(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+  void run_locked(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+  NumericContext numeric_context() const;
+
+  // values (values.cpp)
+  Value* value_of(c10::StorageImpl* storage, bool create);
+  Value* new_value(std::uint64_t bytes);
+  void bind(Value* value, memory::Block* block, c10::StorageImpl* storage);
+  void unbind(Value* value);
+  void release_if_unused(Value* value);
+  void drain_unused();
+  void add_reader(TensorArg& arg, Recipe* recipe, Value* value);
+  void remove_reader(TensorArg& arg);
+  void destroy(Recipe* recipe);
+  void make_source(Value* value);
+  bool available(const Value* value) const { return value->resident || value->recipe != nullptr; }
+  void cut_readers(Value* value);
+  std::vector<Value*> evicted_dependents(Value* value);
+  void before_content_is_lost(Value* value, bool may_copy);
+  void hold_copy(Value* value);
+  bool release_retained(std::uint64_t bytes);
+  void arm(Value* value);
+  void disarm(c10::StorageImpl* storage);
+
+  // eviction (evictor.cpp)
+  void update_candidate(Value* value);
+  bool evictable(const Value* value) const;
+  bool evict_one();
+  double score(Value* value);
+  void evict(Value* value);
+  void refill_queue();
+
+  // replay (replay.cpp)
+  void restore(const std::vector<Value*>& targets);
+  void restore(Value* value) { restore(std::vector<Value*>{value}); }
+  void restore_blank(Value* value);
+  struct Pass;
+  void plan_pass(Pass& pass);
+  void replay(Pass& pass, Recipe* recipe);
+  at::Tensor tensor_for(Pass& pass, TensorArg& arg);
+  void take_result(Pass& pass, Recipe* recipe, std::size_t index, const c10::Storage& storage);
+  void settle(Value* value, c10::DataPtr&& data);
+  void check_bytes(Value* value, Recipe* recipe);
+  void run_replayed(Recipe* recipe, torch::jit::Stack& stack);
+  void note_random_thread(const OpRule& rule);
+
+  memory::CpuAllocator& allocator_;
+  std::recursive_mutex& lock_;
+  bool started_ = false;
+  bool verify_ = false;
+  bool forked_ = false;
+  std::atomic<bool> limited_{false};
+  Door door_ = Door::Fake;
+  trace::RunStatus* status_ = nullptr;
+  EngineStats stats_;
+  std::atomic<std::uint64_t> ops_{0};
+  std::uint64_t sequence_ = 0;
+  std::uint64_t visit_ = 0;
+  std::size_t value_count_ = 0;
+  std::size_t recipe_count_ = 0;
+  std::size_t evicted_count_ = 0;
+  std::vector<Value*> candidates_;
+  std::vector<Value*> unused_;
+  bool draining_ = false;
+  struct Queued { Value* value; std::uint64_t last_use; double score; };
+  std::vector<Queued> queue_;
+  std::uint64_t queue_sequence_ = 0;
+  std::uint64_t random_state_ = 0x9E3779B97F4A7C15ull;
+  std::vector<Value*> retained_;
+  std::unordered_set<Recipe*> threadbound_;   // random ops whose kernel takes the default generator
+  std::uint64_t random_thread_ = 0;
+  bool several_random_threads_ = false;
+  std::string what_is_running_;
+};
+
+}  // namespace memfit::engine

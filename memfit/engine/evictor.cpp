@@ -1,0 +1,171 @@
+// Which value to evict: cheapest to bring back for the bytes it frees, and not needed soon.
+// The search is bounded: when values are many a sample is scored, and one scoring serves several evictions.
+#include <algorithm>
+
+#include "memfit/core/bytes.h"
+#include "memfit/engine/detail/ticks.h"
+#include "memfit/engine/engine.h"
+#include "memfit/engine/out_of_budget.h"
+
+#include <fmt/format.h>
+
+namespace memfit::engine {
+namespace {
+constexpr std::uint64_t kMinEvictedBytes = 512;
+constexpr std::size_t kScoredAtOnce = 192;     // candidates scored for one queue
+constexpr std::size_t kQueue = 16;             // evictions one scoring serves at most
+constexpr std::uint64_t kQueueAge = 24;        // ops after which a scoring is stale
+constexpr int kClosureNodes = 64;              // recipes counted when adding up what bringing back costs
+constexpr double kReplayOverheadNs = 2500;     // of one replayed op, beside its kernel
+}  // namespace
+
+bool Engine::evictable(const Value* value) const {
+  return value->bound && value->resident && value->recipe != nullptr && !value->escaped && !value->outside &&
+         value->bytes >= kMinEvictedBytes;
+}
+
+void Engine::update_candidate(Value* value) {
+  const bool wanted = evictable(value);
+  if (wanted == (value->candidate >= 0)) return;
+  if (wanted) {
+    value->candidate = static_cast<std::int32_t>(candidates_.size());
+    candidates_.push_back(value);
+    return;
+  }
+  Value* last = candidates_.back();
+  candidates_[static_cast<std::size_t>(value->candidate)] = last;
+  last->candidate = value->candidate;
+  candidates_.pop_back();
+  value->candidate = -1;
+  if (value->queued) {
+    value->queued = false;
+    queue_.erase(std::find_if(queue_.begin(), queue_.end(), [&](const Queued& q) { return q.value == value; }));
+  }
+}
+
+// Nanoseconds to bring `value` back: its own op, and whatever of its inputs has no bytes. Evicted inputs that a
+// storage still holds will be brought back anyway, so they weigh less than ghosts, which are made for this alone.
+double Engine::score(Value* value) {
+  ++stats_.scored;
+  const std::uint64_t id = ++visit_;
+  Recipe* walk[kClosureNodes];
+  int count = 0;
+  walk[count++] = value->recipe;
+  value->recipe->visit = id;
+  double cost = 0;
+  for (int i = 0; i < count; ++i) {
+    Recipe* recipe = walk[i];
+    bool shared = false;
+    if (i > 0) {
+      for (const Value* r : recipe->results) shared = shared || (r != nullptr && r->bound && !r->resident);
+    }
+    cost += (static_cast<double>(recipe->cost_ns) + kReplayOverheadNs) * (shared ? 0.5 : 1.0);
+    for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
+      const Value* input = recipe->tensors[k].value;
+      if (input == nullptr || input->resident || input->recipe == nullptr || input->recipe->visit == id) continue;
+      if (count == kClosureNodes) return cost * 4 / static_cast<double>(value->bytes);
+      input->recipe->visit = id;
+      walk[count++] = input->recipe;
+    }
+  }
+  const double age = static_cast<double>(sequence_ - value->last_use) + 1;
+  // Values used a moment ago are likely used again in a moment; beyond that, age says little.
+  const double soon = age < 4 ? 8.0 : age < 16 ? 2.0 : 1.0;
+  return cost * soon / static_cast<double>(value->bytes);
+}
+
+void Engine::refill_queue() {
+  for (const Queued& q : queue_) q.value->queued = false;
+  queue_.clear();
+  queue_sequence_ = sequence_;
+  const std::size_t n = candidates_.size();
+  const std::size_t scored = std::min(n, kScoredAtOnce);
+  std::size_t keep = n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
+  for (std::size_t i = 0; i < scored; ++i) {
+    std::size_t index = i;
+    if (n > kScoredAtOnce) {
+      random_state_ ^= random_state_ << 13;
+      random_state_ ^= random_state_ >> 7;
+      random_state_ ^= random_state_ << 17;
+      index = random_state_ % n;
+    }
+    Value* value = candidates_[index];
+    if (value->locks != 0 || value->queued) continue;
+    const double s = score(value);
+    if (queue_.size() == keep && s >= queue_.front().score) continue;
+    // Worst first, so that the best is at the end.
+    const auto place = std::lower_bound(queue_.begin(), queue_.end(), s, [](const Queued& q, double x) { return q.score > x; });
+    queue_.insert(place, Queued{value, value->last_use, s});
+    value->queued = true;
+    if (queue_.size() > keep) {
+      queue_.front().value->queued = false;
+      queue_.erase(queue_.begin());
+    }
+  }
+}
+
+bool Engine::evict_one() {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    if (queue_.empty() || sequence_ - queue_sequence_ > kQueueAge) refill_queue();
+    while (!queue_.empty()) {
+      const Queued next = queue_.back();
+      queue_.pop_back();
+      next.value->queued = false;
+      if (next.value->locks != 0 || next.value->last_use != next.last_use || next.value->candidate < 0) continue;
+      // Evictions since the scoring may have made it dear.
+      if (!queue_.empty() && score(next.value) > 2 * std::max(next.score, queue_.front().score)) continue;
+      evict(next.value);
+      if (!next.value->resident) return true;
+    }
+  }
+  // The sample may have held only locked values.
+  for (Value* value : std::vector<Value*>(candidates_)) {
+    if (value->candidate < 0 || value->locks != 0) continue;
+    evict(value);
+    if (!value->resident) return true;
+  }
+  return false;
+}
+
+bool Engine::make_room(std::uint64_t bytes) {
+  const std::uint64_t t0 = detail::ticks();
+  const std::uint64_t live = allocator_.ledger().live;
+  bool freed = false;
+  while (live - allocator_.ledger().live < bytes && evict_one()) freed = true;
+  if (!freed) freed = release_retained(bytes);
+  const std::uint64_t spent = detail::ticks() - t0;
+  detail::thread_state.engine_ticks += spent;
+  stats_.search_ns += detail::ticks_to_ns(spent);
+  return freed;
+}
+
+void Engine::refuse(std::uint64_t bytes) {
+  std::uint64_t evictable_bytes = 0;
+  for (const Value* v : candidates_) {
+    if (v->locks == 0) evictable_bytes += v->bytes;
+  }
+  const memory::Ledger& ledger = allocator_.ledger();
+  const Bytes least(ledger.live - evictable_bytes + bytes);
+  ++stats_.refusals;
+  std::string holders;
+  for (const auto& h : allocator_.holders_at_peak()) {
+    if (holders.size() > 300) break;
+    holders += fmt::format("{}{} by {}", holders.empty() ? "" : ", ", format_bytes(Bytes(h.bytes)), h.op.empty() ? "the program" : h.op);
+  }
+  const std::string text = fmt::format(
+      "memfit: {} asked for {} in op {}, and it does not fit. Limit {} = live {} + headroom {}; of what is live {} could be "
+      "made again and has been or is in use now, the rest is parameters, state, inputs and what was written by hand. "
+      "Largest holders: {}. The smallest limit that gets past this point is about {}: --tensor-memory {}B.",
+      memory::set_current_op(""), format_bytes(Bytes(bytes)), sequence_, format_bytes(Bytes(allocator_.limit())),
+      format_bytes(Bytes(ledger.live)), format_bytes(Bytes(allocator_.limit()) - Bytes(ledger.live)),
+      format_bytes(Bytes(evictable_bytes)), holders, format_bytes(least), least.count());
+  if (status_ != nullptr) {
+    status_->least_limit_bytes = least.count();
+    status_->ops_at_last_refusal = ops_.load();
+    trace::set_text(status_->message, text);
+    publish();
+  }
+  throw OutOfBudget(text, least);
+}
+
+}  // namespace memfit::engine

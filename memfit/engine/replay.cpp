@@ -1,0 +1,352 @@
+// Bringing evicted values back: the region of recipes that is needed runs once, in the order of the original ops.
+// What several of its ops need is made once; temporaries go after their last use.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "memfit/engine/detail/ticks.h"
+#include "memfit/engine/engine.h"
+
+#include <fmt/format.h>
+
+namespace memfit::engine {
+
+using memory::Block;
+using memory::CpuAllocator;
+
+namespace detail {
+std::uint64_t checksum(const void* data, std::uint64_t bytes) {
+  // FNV-style over 64-bit words in four lanes; only ever compared within one process.
+  const auto* p = static_cast<const unsigned char*>(data);
+  std::uint64_t lane[4] = {1469598103934665603ull, 1099511628211ull, 88172645463325252ull, 2685821657736338717ull};
+  std::uint64_t i = 0;
+  for (; i + 32 <= bytes; i += 32) {
+    std::uint64_t w[4];
+    std::memcpy(w, p + i, 32);
+    for (int k = 0; k < 4; ++k) lane[k] = (lane[k] ^ w[k]) * 0x9E3779B97F4A7C15ull + (lane[k] >> 29);
+  }
+  std::uint64_t hash = bytes;
+  for (const std::uint64_t l : lane) hash = (hash ^ l) * 0xFF51AFD7ED558CCDull + (hash >> 33);
+  for (; i < bytes; ++i) hash = (hash ^ p[i]) * 1099511628211ull;
+  return hash;
+}
+}  // namespace detail
+
+struct Engine::Pass {
+  std::vector<Recipe*> order;
+  std::vector<Value*> members;
+  std::uint64_t id = 0;
+  Recipe* running = nullptr;
+  c10::SmallVector<std::pair<Value*, c10::Storage>, 8> in_place;   // buffers of the running op's in-place arguments
+};
+
+namespace {
+
+c10::Storage fresh_storage(CpuAllocator& allocator, std::uint64_t bytes) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
+                                                            allocator.allocate(bytes), &allocator, true));
+}
+
+/// Settings of the recorded op, while it is replayed.
+class ContextGuard {
+ public:
+  ContextGuard(const NumericContext& wanted, const NumericContext& now) : now_(now), changed_(!(wanted == now)) {
+    if (changed_) apply(wanted, now);
+  }
+  ~ContextGuard() {
+    if (changed_) apply(now_, wanted_);
+  }
+
+ private:
+  void apply(const NumericContext& to, const NumericContext& from) {
+    wanted_ = to;
+    auto& g = at::globalContext();
+    if (to.threads != from.threads) at::set_num_threads(to.threads);
+    if (to.default_dtype != from.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
+    if (to.float_control != from.float_control) _mm_setcsr(to.float_control);
+    if (to.flags == from.flags) return;
+    g.setDeterministicAlgorithms((to.flags & 1) != 0, g.deterministicAlgorithmsWarnOnly());
+    g.setUserEnabledMkldnn((to.flags & 2) != 0);
+    g.setSDPUseFlash((to.flags & 4) != 0);
+    g.setSDPUseMath((to.flags & 8) != 0);
+    g.setSDPUseMemEfficient((to.flags & 16) != 0);
+    g.setDeterministicFillUninitializedMemory((to.flags & 32) != 0);
+    g.setUserEnabledNNPACK((to.flags & 64) != 0);
+    static constexpr const char* kPrecisions[] = {"highest", "high", "medium"};   // in the enum's order
+    g.setFloat32MatmulPrecision(kPrecisions[(to.flags >> 8) & 3]);
+  }
+  NumericContext now_;
+  NumericContext wanted_;
+  bool changed_;
+};
+
+}  // namespace
+
+void Engine::restore(const std::vector<Value*>& targets) {
+  Pass pass;
+  pass.id = ++visit_;
+  const std::uint64_t t0 = detail::ticks();
+  const std::uint64_t evicting = detail::thread_engine_ticks();
+  const bool old = memory::set_allocating_for_replay(true);
+  const char* op = memory::set_current_op("replay");
+  auto finish = [&] {
+    memory::set_allocating_for_replay(old);
+    memory::set_current_op(op);
+    for (Value* v : pass.members) {
+      if (v->pass_locked) {
+        v->pass_locked = false;
+        --v->locks;
+      }
+      v->pass_uses = 0;
+      // Temporaries that were not reached are let go; sources keep what they hold.
+      if (!v->bound && v->held && v->recipe != nullptr) {
+        if (v->block != nullptr) v->block->value = nullptr;
+        v->block = nullptr;
+        v->resident = false;
+        v->held.reset();
+      }
+      --v->references;
+      release_if_unused(v);
+    }
+    const std::uint64_t spent = detail::ticks() - t0;
+    const std::uint64_t searched = detail::thread_engine_ticks() - evicting;
+    stats_.recompute_ns += detail::ticks_to_ns(spent - std::min(spent, searched));
+    detail::thread_state.engine_ticks += spent - std::min(spent, searched);
+  };
+  std::vector<Value*> walk;
+  auto meet = [&](Value* v) {
+    if (v->visit != pass.id) {
+      v->visit = pass.id;
+      v->pass_uses = 0;
+      ++v->references;
+      pass.members.push_back(v);
+      walk.push_back(v);
+    }
+    ++v->pass_uses;
+  };
+  try {
+    for (Value* v : targets) meet(v);
+    while (!walk.empty()) {
+      Value* v = walk.back();
+      walk.pop_back();
+      if (v->resident) {
+        v->pass_locked = true;
+        ++v->locks;
+        continue;
+      }
+      Recipe* recipe = v->recipe;
+      TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: an evicted value has no recipe");
+      if (recipe->visit == pass.id) continue;
+      recipe->visit = pass.id;
+      pass.order.push_back(recipe);
+      for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
+        if (recipe->tensors[i].value != nullptr) meet(recipe->tensors[i].value);
+      }
+    }
+    std::sort(pass.order.begin(), pass.order.end(), [](const Recipe* a, const Recipe* b) { return a->sequence < b->sequence; });
+    for (Recipe* recipe : pass.order) replay(pass, recipe);
+  } catch (...) {
+    finish();
+    throw;
+  }
+  finish();
+}
+
+at::Tensor Engine::tensor_for(Pass& pass, TensorArg& arg) {
+  c10::Storage storage;
+  if (arg.use == TensorArg::Use::Blank) {
+    storage = fresh_storage(allocator_, arg.storage_bytes);
+  } else if (arg.use == TensorArg::Use::Scratch) {
+    storage = fresh_storage(allocator_, arg.storage_bytes);
+    std::memset(Block::of(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context())->data(), 0, arg.storage_bytes);
+  } else {
+    Value* value = arg.value;
+    TORCH_INTERNAL_ASSERT(value->resident, "memfit: an input of a replay is missing");
+    const auto buffer = std::find_if(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; });
+    if (buffer != pass.in_place.end()) {
+      storage = buffer->second;
+    } else if (value->held) {
+      storage = c10::Storage(value->held);
+    } else {
+      auto bound = value->binding.lock();
+      TORCH_INTERNAL_ASSERT(bound, "memfit: an input of a replay is being dropped");
+      storage = c10::Storage(bound);
+    }
+  }
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), arg.keys, arg.dtype);
+  impl->set_sizes_and_strides(arg.geometry.sizes_arrayref(), arg.geometry.strides_arrayref(), arg.offset);
+  if (arg.wrapped_number) impl->set_wrapped_number(true);
+  return at::Tensor(std::move(impl));
+}
+
+void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
+  detail::InOp in_op;
+  c10::impl::ForceDispatchKeyGuard keys(replay_keys());
+  at::DisableRecordFunctionGuard quiet;
+  ContextGuard context(recipe->context, numeric_context());
+  const OpRule& rule = *recipe->rule;
+  if (!rule.random || rule.generator_arg >= 0) {
+    recipe->op->callBoxed(stack);
+    return;
+  }
+  // The kernel takes the default generator and nothing else: it gets the recorded state for the moment.
+  at::Generator generator = at::globalContext().defaultGenerator(c10::kCPU);
+  at::Generator now;
+  {
+    std::lock_guard lock(generator.mutex());
+    now = generator.clone();
+    generator.set_state(recipe->generator.get_state());
+  }
+  try {
+    recipe->op->callBoxed(stack);
+  } catch (...) {
+    std::lock_guard lock(generator.mutex());
+    generator.set_state(now.get_state());
+    throw;
+  }
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(now.get_state());
+}
+
+void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c10::Storage& storage) {
+  Value* value = recipe->results[index];
+  if (value == nullptr || value->resident) return;
+  c10::StorageImpl* made = storage.unsafeGetStorageImpl();
+  c10::DataPtr& data = made->_mutable_data_ptr_no_checks();
+  TORCH_INTERNAL_ASSERT(data.get_deleter() == &CpuAllocator::delete_block && Block::of(data.get_context())->requested == value->bytes,
+                        "memfit: ", recipe->rule->name, " made a result of another size when it ran again");
+  const bool member = value->visit == pass.id && value->pass_uses > 0;
+  if (value->bound) {
+    settle(value, std::move(data));
+    if (!value->resident) return;
+  } else if (member) {
+    value->block = Block::of(data.get_context());
+    value->block->value = value;
+    value->held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(made);
+    value->resident = true;
+  } else {
+    return;
+  }
+  if (member) {
+    value->pass_locked = true;
+    ++value->locks;
+  }
+  if (verify_) check_bytes(value, recipe);
+}
+
+void Engine::check_bytes(Value* value, Recipe* recipe) {
+  if (!value->has_checksum) return;
+  ++stats_.verified;
+  if (detail::checksum(value->block->data(), value->bytes) == value->checksum) return;
+  const std::string text = fmt::format(
+      "memfit --verify: op {} (number {}) gave other bytes when it ran again: {} of result {}. The run stops here; "
+      "please report the op.", recipe->rule->name, recipe->sequence, format_bytes(Bytes(value->bytes)), value->result);
+  if (status_ != nullptr) {
+    status_->verify_failures.fetch_add(1);
+    trace::set_text(status_->message, text);
+  }
+  TORCH_CHECK(false, text);
+}
+
+void Engine::replay(Pass& pass, Recipe* recipe) {
+  pass.running = recipe;
+  pass.in_place.clear();
+  // In-place arguments first: they get a buffer that may be written.
+  for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
+    TensorArg& arg = recipe->tensors[i];
+    if (arg.use != TensorArg::Use::InPlace) continue;
+    Value* value = arg.value;
+    std::uint32_t here = 0;
+    for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) here += recipe->tensors[k].value == value ? 1 : 0;
+    if (std::any_of(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; })) continue;
+    if (!value->bound && value->held && value->recipe != nullptr && value->pass_uses == here) {
+      // Last use: the buffer itself is handed on.
+      pass.in_place.emplace_back(value, c10::Storage(value->held));
+      if (value->block != nullptr) value->block->value = nullptr;
+    } else {
+      c10::Storage copy = fresh_storage(allocator_, value->bytes);
+      const void* from = value->held ? value->held->_mutable_data_ptr_no_checks().get()
+                                     : value->binding.lock()->_mutable_data_ptr_no_checks().get();
+      std::memcpy(copy.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(), from, value->bytes);
+      pass.in_place.emplace_back(value, std::move(copy));
+    }
+  }
+  torch::jit::Stack stack;
+  stack.reserve(recipe->args.size());
+  std::vector<at::Tensor> written;
+  std::uint32_t next = 0;
+  for (std::size_t i = 0; i < recipe->args.size(); ++i) {
+    const ArgKind kind = recipe->rule->kinds[i];
+    if (kind == ArgKind::TensorList && recipe->args[i].isInt()) {
+      const auto length = static_cast<std::size_t>(recipe->args[i].toInt());
+      std::vector<at::Tensor> elements(length);
+      for (; next < recipe->tensor_count && recipe->tensors[next].arg == static_cast<int>(i); ++next) {
+        at::Tensor t = tensor_for(pass, recipe->tensors[next]);
+        if (recipe->tensors[next].use == TensorArg::Use::InPlace || recipe->tensors[next].use == TensorArg::Use::Blank) written.push_back(t);
+        elements[static_cast<std::size_t>(recipe->tensors[next].element)] = std::move(t);
+      }
+      const c10::TypePtr type = recipe->op->schema().arguments()[i].type();
+      const c10::TypePtr list = type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType() : type;
+      if (list->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType) {
+        c10::List<std::optional<at::Tensor>> optional;
+        for (at::Tensor& t : elements) optional.push_back(t.defined() ? std::optional<at::Tensor>(std::move(t)) : std::nullopt);
+        stack.emplace_back(std::move(optional));
+      } else {
+        stack.emplace_back(std::move(elements));
+      }
+    } else if (next < recipe->tensor_count && recipe->tensors[next].arg == static_cast<int>(i)) {
+      at::Tensor t = tensor_for(pass, recipe->tensors[next]);
+      if (recipe->tensors[next].use == TensorArg::Use::InPlace || recipe->tensors[next].use == TensorArg::Use::Blank) written.push_back(t);
+      stack.emplace_back(std::move(t));
+      ++next;
+    } else if (kind == ArgKind::Generator && recipe->generator.defined()) {
+      std::lock_guard lock(recipe->generator.mutex());
+      stack.emplace_back(recipe->generator.clone());
+    } else {
+      stack.push_back(recipe->args[i]);
+    }
+  }
+  run_replayed(recipe, stack);
+  ++stats_.recomputed_ops;
+  std::size_t position = 0;
+  for (const c10::IValue& v : stack) {
+    if (v.isTensor()) {
+      if (v.toTensor().defined()) take_result(pass, recipe, position, v.toTensor().storage());
+      ++position;
+    } else if (v.isTensorList()) {
+      for (const c10::IValue& e : v.toListRef()) {
+        if (e.toTensor().defined()) take_result(pass, recipe, position, e.toTensor().storage());
+        ++position;
+      }
+    }
+  }
+  stack.clear();
+  std::size_t write = 0;
+  for (std::size_t i = recipe->fresh_results; i < recipe->results.size(); ++i, ++write) {
+    take_result(pass, recipe, i, written[write].storage());
+  }
+  written.clear();
+  for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
+    Value* value = recipe->tensors[i].value;
+    if (value == nullptr) continue;
+    if (--value->pass_uses != 0) continue;
+    if (value->pass_locked) {
+      value->pass_locked = false;
+      --value->locks;
+    }
+    if (!value->bound && value->held && value->recipe != nullptr) {
+      if (value->block != nullptr && value->block->value == value) value->block->value = nullptr;
+      value->block = nullptr;
+      value->resident = false;
+      value->held.reset();
+    }
+  }
+  pass.in_place.clear();
+}
+
+}  // namespace memfit::engine

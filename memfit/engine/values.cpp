@@ -1,0 +1,516 @@
+// Values and recipes: how they begin, who keeps them, and what happens before content is lost.
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "memfit/device/address_space.h"
+#include "memfit/engine/detail/ticks.h"
+#include "memfit/engine/engine.h"
+
+namespace memfit::engine {
+
+using memory::Block;
+using memory::CpuAllocator;
+
+namespace {
+
+/// Memory of PyTorch's own allocator that we count and watch from the moment an op uses it.
+struct Adopted {
+  c10::DataPtr original;
+  Value* value;
+  std::uint64_t bytes;
+};
+
+void delete_adopted(void* context) {
+  auto* adopted = static_cast<Adopted*>(context);
+  Engine::instance().dropped_outside(adopted->value, adopted->bytes, std::move(adopted->original));
+  delete adopted;
+}
+
+/// Bytes of an evicted value that a raw reader found at its stand-in address.
+struct StoodIn {
+  void* address;
+  Value* value;
+  std::uint64_t bytes;
+};
+
+void delete_stood_in(void* context) {
+  auto* stood_in = static_cast<StoodIn*>(context);
+  Engine::instance().dropped_outside(stood_in->value, stood_in->bytes, c10::DataPtr());
+  device::AddressReservation::instance().release(stood_in->address);
+  delete stood_in;
+}
+
+void delete_evicted(void* context) { Engine::instance().dropped_while_evicted(static_cast<Value*>(context)); }
+
+void on_raw_access(c10::StorageImpl* storage) {
+  if (detail::thread_state.in_op > 0) return;   // a kernel, about its own arguments
+  Engine::instance().raw_access(storage);
+}
+
+c10::DeleterFnPtr default_deleter() {
+  static const c10::DeleterFnPtr deleter = c10::GetDefaultCPUAllocator()->raw_deleter();
+  return deleter;
+}
+
+}  // namespace
+
+Value* Engine::new_value(std::uint64_t bytes) {
+  auto* value = new Value();
+  value->bytes = bytes;
+  value->last_use = sequence_;
+  ++value_count_;
+  return value;
+}
+
+Value* Engine::value_of(c10::StorageImpl* storage, bool create) {
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  const c10::DeleterFnPtr deleter = data.get_deleter();
+  void* context = data.get_context();
+  if (context == nullptr) return nullptr;
+  if (deleter == &CpuAllocator::delete_block) {
+    Block* block = Block::of(context);
+    auto* value = static_cast<Value*>(block->value);
+    if (value == nullptr && create) {
+      value = new_value(block->requested);
+      bind(value, block, storage);
+    }
+    return value;
+  }
+  if (deleter == &delete_evicted) return static_cast<Value*>(context);
+  if (deleter == &delete_adopted) return static_cast<Adopted*>(context)->value;
+  if (deleter == &delete_stood_in) return static_cast<StoodIn*>(context)->value;
+  if (!create || deleter != default_deleter() || data.get() != context) return nullptr;
+  Value* value = new_value(storage->nbytes());
+  value->outside = value->bound = value->resident = true;
+  value->binding = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  void* address = data.get();
+  const c10::Device device = data.device();
+  auto* adopted = new Adopted{std::move(data), value, value->bytes};
+  storage->set_data_ptr_noswap(c10::DataPtr(address, adopted, &delete_adopted, device));
+  allocator_.adopt(value->bytes);
+  return value;
+}
+
+void Engine::bind(Value* value, Block* block, c10::StorageImpl* storage) {
+  value->block = block;
+  block->value = value;
+  value->binding = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  value->bound = value->resident = true;
+}
+
+// The storage goes on without this value. Its bytes stay with the storage.
+void Engine::unbind(Value* value) {
+  if (value->block != nullptr) value->block->value = nullptr;
+  value->block = nullptr;
+  value->binding.reset();
+  value->bound = value->resident = false;
+  update_candidate(value);
+}
+
+void Engine::add_reader(TensorArg& arg, Recipe* recipe, Value* value) {
+  arg.value = value;
+  arg.owner = recipe;
+  arg.previous = nullptr;
+  arg.next = value->readers;
+  if (value->readers != nullptr) value->readers->previous = &arg;
+  value->readers = &arg;
+}
+
+void Engine::remove_reader(TensorArg& arg) {
+  Value* value = arg.value;
+  if (value == nullptr) return;
+  if (arg.previous != nullptr) {
+    arg.previous->next = arg.next;
+  } else {
+    value->readers = arg.next;
+  }
+  if (arg.next != nullptr) arg.next->previous = arg.previous;
+  arg.value = nullptr;
+  if (value->readers == nullptr && !value->bound && value->references == 0 && value->locks == 0) unused_.push_back(value);
+}
+
+void Engine::destroy(Recipe* recipe) {
+  for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) remove_reader(recipe->tensors[i]);
+  if (!threadbound_.empty()) threadbound_.erase(recipe);
+  --recipe_count_;
+  delete recipe;
+}
+
+void Engine::release_if_unused(Value* value) {
+  if (value->bound || value->references != 0 || value->locks != 0 || value->readers != nullptr) return;
+  unused_.push_back(value);
+  drain_unused();
+}
+
+// One after the other instead of recursively: chains can be thousands long.
+void Engine::drain_unused() {
+  if (draining_) return;
+  draining_ = true;
+  while (!unused_.empty()) {
+    Value* value = unused_.back();
+    unused_.pop_back();
+    if (value->bound || value->references != 0 || value->locks != 0 || value->readers != nullptr) continue;
+    if (value->held) {
+      if (value->block != nullptr) value->block->value = nullptr;
+      const auto place = std::find(retained_.begin(), retained_.end(), value);
+      if (place != retained_.end()) retained_.erase(place);
+      value->resident = false;
+      if (value->outside) {
+        allocator_.program_grew(value->bytes);   // it was taken off when the program dropped it; disown takes it again
+        allocator_.disown(value->bytes);
+      }
+      value->held.reset();
+    }
+    value->block = nullptr;
+    update_candidate(value);
+    Recipe* recipe = value->recipe;
+    if (recipe != nullptr) {
+      recipe->results[value->result] = nullptr;
+      if (--recipe->living == 0) destroy(recipe);
+    }
+    // destroy may have queued it twice only if it had readers, and it has none.
+    --value_count_;
+    delete value;
+  }
+  draining_ = false;
+}
+
+void Engine::make_source(Value* value) {
+  Recipe* recipe = value->recipe;
+  if (recipe == nullptr) return;
+  value->recipe = nullptr;
+  value->depth = 0;
+  update_candidate(value);
+  recipe->results[value->result] = nullptr;
+  if (--recipe->living == 0) {
+    destroy(recipe);
+    drain_unused();
+  }
+}
+
+// Nothing may be made from this value's content any more. Results that have their bytes become sources; ghosts made
+// from it are lost, and so are recipes that read those. No evicted value may depend on it (evicted_dependents).
+void Engine::cut_readers(Value* value) {
+  std::vector<Value*> lost{value};
+  ++value->references;
+  while (!lost.empty()) {
+    Value* x = lost.back();
+    lost.pop_back();
+    while (x->readers != nullptr) {
+      Recipe* recipe = x->readers->owner;
+      if (recipe->living == 0) {       // of an op that is running now: it finds out when it ends
+        TensorArg* arg = x->readers;
+        remove_reader(*arg);
+        recipe->living = 0;
+        continue;
+      }
+      std::vector<Value*> results = recipe->results;
+      for (Value* r : results) {
+        if (r == nullptr) continue;
+        r->recipe = nullptr;
+        r->depth = 0;
+        update_candidate(r);
+        if (!r->resident && r->readers != nullptr) {
+          ++r->references;
+          lost.push_back(r);
+        } else if (!r->bound) {
+          unused_.push_back(r);
+        }
+      }
+      destroy(recipe);
+    }
+    --x->references;
+    if (!x->bound && x->references == 0 && x->locks == 0) unused_.push_back(x);
+  }
+  std::sort(unused_.begin(), unused_.end());
+  unused_.erase(std::unique(unused_.begin(), unused_.end()), unused_.end());
+  drain_unused();
+}
+
+std::vector<Value*> Engine::evicted_dependents(Value* value) {
+  std::vector<Value*> evicted;
+  std::vector<Value*> walk{value};
+  const std::uint64_t id = ++visit_;
+  while (!walk.empty()) {
+    Value* x = walk.back();
+    walk.pop_back();
+    for (TensorArg* arg = x->readers; arg != nullptr; arg = arg->next) {
+      Recipe* recipe = arg->owner;
+      if (recipe->visit == id) continue;
+      recipe->visit = id;
+      for (Value* r : recipe->results) {
+        if (r == nullptr || r->resident || r->visit == id) continue;
+        r->visit = id;
+        if (r->bound) evicted.push_back(r);
+        walk.push_back(r);
+      }
+    }
+  }
+  return evicted;
+}
+
+// Called before a write: afterwards the old content is nowhere. A value with a recipe becomes a ghost; a source's
+// readers must do without, or, when that would bring back more than a copy costs, get a copy.
+void Engine::before_content_is_lost(Value* value, bool may_copy) {
+  if (value == nullptr || value->recipe != nullptr || value->readers == nullptr) return;
+  std::vector<Value*> evicted = evicted_dependents(value);
+  if (!evicted.empty()) {
+    std::uint64_t bytes = 0;
+    for (const Value* v : evicted) bytes += v->bytes;
+    if (may_copy && value->bound && value->resident && !value->escaped && value->bytes < bytes) {
+      hold_copy(value);
+      return;
+    }
+    restore(evicted);
+  }
+  cut_readers(value);
+}
+
+void Engine::hold_copy(Value* value) {
+  auto storage = value->binding.lock();
+  if (!storage) return;
+  ++value->locks;
+  const bool old = memory::set_allocating_for_replay(true);
+  c10::DataPtr copy;
+  try {
+    copy = allocator_.allocate(value->bytes);
+  } catch (...) {
+    memory::set_allocating_for_replay(old);
+    --value->locks;
+    throw;
+  }
+  memory::set_allocating_for_replay(old);
+  --value->locks;
+  std::memcpy(copy.get(), storage->_mutable_data_ptr_no_checks().get(), value->bytes);
+  Block* block = Block::of(copy.get());
+  if (value->outside) {
+    // The adopted storage keeps its counting; it gets a value of its own.
+    auto* adopted = static_cast<Adopted*>(storage->_mutable_data_ptr_no_checks().get_context());
+    Value* fresh = new_value(value->bytes);
+    fresh->outside = fresh->bound = fresh->resident = true;
+    fresh->binding = value->binding;
+    adopted->value = fresh;
+    value->outside = false;
+    value->binding.reset();
+    value->bound = value->resident = false;
+  } else {
+    unbind(value);
+  }
+  value->block = block;
+  block->value = value;
+  value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                      static_cast<std::int64_t>(value->bytes), std::move(copy), nullptr, false);
+  value->resident = true;
+  retained_.push_back(value);
+}
+
+bool Engine::keep_dropped(Block* block) noexcept {
+  auto* value = static_cast<Value*>(block->value);
+  if (value->held) {   // the engine itself lets go of it
+    return false;
+  }
+  value->bound = false;
+  value->binding.reset();
+  if (value->readers != nullptr && value->recipe == nullptr && limited_ && !value->escaped) {
+    // Its bytes cannot be made again and something may have to be made from them: they stay, for now.
+    if (!(block->flags & Block::kReplay)) allocator_.program_shrank(block->requested);
+    block->flags |= Block::kReplay;
+    value->held = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(value->bytes),
+        c10::DataPtr(block->data(), block->data(), &CpuAllocator::delete_block, c10::Device(c10::kCPU)), nullptr, false);
+    retained_.push_back(value);
+    return true;
+  }
+  block->value = nullptr;
+  value->block = nullptr;
+  value->resident = false;
+  update_candidate(value);
+  if (value->readers != nullptr && value->recipe == nullptr) cut_readers(value);
+  release_if_unused(value);
+  return false;
+}
+
+void Engine::dropped_while_evicted(Value* value) noexcept {
+  std::lock_guard lock(lock_);
+  --evicted_count_;
+  allocator_.program_shrank(value->bytes);
+  value->bound = false;
+  value->binding.reset();
+  if (value->stand_in != nullptr) device::AddressReservation::instance().release(value->stand_in);
+  value->stand_in = nullptr;
+  release_if_unused(value);
+}
+
+void Engine::dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& original) noexcept {
+  std::lock_guard lock(lock_);
+  value->bound = false;
+  value->binding.reset();
+  if (value->readers != nullptr && limited_ && !value->escaped && original.get() != nullptr) {
+    // Still counted; the copy of the program's view of it is not.
+    value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
+                                                        std::move(original), nullptr, false);
+    allocator_.program_shrank(bytes);
+    retained_.push_back(value);
+    return;
+  }
+  value->resident = false;
+  allocator_.disown(bytes);
+  if (value->readers != nullptr) cut_readers(value);
+  release_if_unused(value);
+}
+
+bool Engine::release_retained(std::uint64_t bytes) {
+  std::uint64_t freed = 0;
+  const auto retained = retained_;
+  for (Value* value : retained) {
+    if (std::find(retained_.begin(), retained_.end(), value) == retained_.end()) continue;
+    if (value->locks != 0 || value->references != 0) continue;
+    if (!evicted_dependents(value).empty()) continue;
+    freed += value->bytes;
+    cut_readers(value);   // it dies with its last reader
+    if (freed >= bytes) break;
+  }
+  return freed != 0;
+}
+
+// Raw pointers taken outside ops are noticed while the hook is on; a kernel's own are not ours to notice.
+void Engine::arm(Value* value) {
+  if (!value->bound || value->escaped || value->locks != 0) return;
+  if (value->recipe == nullptr && value->readers == nullptr) return;
+  auto storage = value->binding.lock();
+  if (storage && !storage->has_materializer()) storage->set_materializer(&on_raw_access);
+}
+
+void Engine::disarm(c10::StorageImpl* storage) {
+  if (storage->has_materializer()) storage->clear_materializer();
+}
+
+void Engine::raw_access(c10::StorageImpl* storage) {
+  std::lock_guard lock(lock_);
+  Value* value = value_of(storage, limited_);
+  if (value == nullptr || value->escaped) return;
+  ++sequence_;
+  ++value->locks;
+  try {
+    if (!value->resident) restore(value);
+    if (value->recipe != nullptr && value->readers != nullptr) {
+      // What was read so far can be made again from the old version, which becomes a ghost.
+      Block* block = value->block;
+      unbind(value);
+      --value->locks;
+      release_if_unused(value);
+      value = new_value(block->requested);
+      bind(value, block, storage);
+      ++value->locks;
+    } else if (value->readers != nullptr) {
+      const std::vector<Value*> evicted = evicted_dependents(value);
+      if (!evicted.empty()) restore(evicted);
+      cut_readers(value);
+    }
+  } catch (...) {
+    --value->locks;
+    throw;
+  }
+  --value->locks;
+  value->escaped = true;
+  make_source(value);
+  update_candidate(value);
+  ++stats_.raw_accesses;
+}
+
+// Called from the fault handler, on the thread that reads a tensor's bytes without having asked for them.
+bool Engine::raw_fault(void* address) {
+  std::lock_guard lock(lock_);
+  void* start = nullptr;
+  auto* value = static_cast<Value*>(device::AddressReservation::instance().owner_of(address, &start));
+  if (value == nullptr || !value->bound || value->resident || value->stand_in != start) return false;
+  auto storage = value->binding.lock();
+  if (!storage) return false;
+  try {
+    value->stand_in = nullptr;     // the range stays reserved: the reader has its address
+    raw_access(storage.get());
+    value = value_of(storage.get(), true);
+    c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+    Block* block = Block::of(data.get_context());
+    const std::uint64_t bytes = block->requested;
+    allocator_.adopt(bytes);
+    if (!device::AddressReservation::instance().make_accessible(start)) return false;
+    std::memcpy(start, block->data(), bytes);
+    value->block = nullptr;
+    block->value = nullptr;
+    value->outside = true;
+    const c10::Device device = data.device();
+    // The old pointer's deleter frees the block.
+    storage->set_data_ptr_noswap(c10::DataPtr(start, new StoodIn{start, value, bytes}, &delete_stood_in, device));
+    ++stats_.raw_faults;
+    return true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "memfit: an evicted tensor's bytes were read directly and could not be brought back: %s\n", error.what());
+    return false;
+  }
+}
+
+// Eviction's two ends live here, beside the deleters that an evicted storage carries.
+
+void Engine::evict(Value* value) {
+  auto storage = value->binding.lock();
+  if (!storage) return;
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  if (value->block == nullptr || data.get_context() != value->block->data()) return;
+  if (verify_ && !value->has_checksum) {
+    value->checksum = detail::checksum(value->block->data(), value->bytes);
+    value->has_checksum = true;
+  }
+  const c10::Device device = data.device();
+  data.release_context();
+  value->stand_in = device::AddressReservation::instance().reserve(value->bytes, value);
+  storage->set_data_ptr_noswap(c10::DataPtr(value->stand_in, value, &delete_evicted, device));
+  if (!storage->has_materializer()) storage->set_materializer(&on_raw_access);
+  Block* block = value->block;
+  value->block = nullptr;
+  value->resident = false;
+  update_candidate(value);
+  block->value = nullptr;
+  allocator_.give(block);
+  ++evicted_count_;
+  ++stats_.evictions;
+  stats_.evicted_bytes += value->bytes;
+}
+
+void Engine::settle(Value* value, c10::DataPtr&& data) {
+  auto storage = value->binding.lock();
+  if (!storage) return;    // another thread is dropping it
+  c10::DataPtr& old = storage->_mutable_data_ptr_no_checks();
+  if (old.get_deleter() != &delete_evicted) return;
+  old.release_context();
+  Block* block = Block::of(data.get_context());
+  storage->set_data_ptr_noswap(std::move(data));
+  if (value->stand_in != nullptr) device::AddressReservation::instance().release(value->stand_in);
+  value->stand_in = nullptr;
+  value->block = block;
+  block->value = value;
+  block->flags &= ~static_cast<std::uint32_t>(Block::kReplay);
+  value->resident = true;
+  value->last_use = sequence_;
+  --evicted_count_;
+  update_candidate(value);
+}
+
+// The next op fills the storage whatever it held.
+void Engine::restore_blank(Value* value) {
+  const bool old = memory::set_allocating_for_replay(true);
+  c10::DataPtr data;
+  try {
+    data = allocator_.allocate(value->bytes);
+  } catch (...) {
+    memory::set_allocating_for_replay(old);
+    throw;
+  }
+  memory::set_allocating_for_replay(old);
+  settle(value, std::move(data));
+  unbind(value);
+}
+
+}  // namespace memfit::engine

@@ -1,0 +1,327 @@
+#include "memfit/memory/cpu_allocator.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "memfit/device/address_space.h"
+
+namespace memfit::memory {
+namespace {
+struct ThreadState {
+  const char* op = "";
+  bool replay = false;
+};
+thread_local ThreadState thread_state;
+
+std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (n + unit - 1) / unit * unit; }
+}  // namespace
+
+const char* set_current_op(const char* name) {
+  const char* old = thread_state.op;
+  thread_state.op = name;
+  return old;
+}
+
+bool set_allocating_for_replay(bool on) {
+  const bool old = thread_state.replay;
+  thread_state.replay = on;
+  return old;
+}
+
+CpuAllocator& CpuAllocator::instance() {
+  static CpuAllocator* const one = new CpuAllocator();  // never destroyed: tensors may outlive everything
+  return *one;
+}
+
+CpuAllocator::CpuAllocator() {
+  std::memset(static_cast<void*>(&live_head_), 0, sizeof(live_head_));
+  live_head_.prev = live_head_.next = &live_head_;
+}
+
+void CpuAllocator::install() { c10::SetAllocator(c10::kCPU, this, /*priority=*/100); }
+
+void CpuAllocator::copy_data(void* destination, const void* source, std::size_t count) const {
+  default_copy_data(destination, source, count);
+}
+
+c10::DataPtr CpuAllocator::allocate(std::size_t bytes) {
+  Block* block = take(bytes);
+  void* data = block == nullptr ? nullptr : block->data();
+  return {data, data, &CpuAllocator::delete_block, c10::Device(c10::kCPU)};
+}
+
+void CpuAllocator::delete_block(void* data) {
+  if (data == nullptr) return;   // oneDNN's wrappers free what they never got
+  CpuAllocator& self = instance();
+  std::lock_guard lock(self.lock_);
+  Block* block = Block::of(data);
+  if (block->magic != Block::kMagic) {
+    std::fprintf(stderr, "memfit: a block at %p was freed twice or overrun\n", data);
+    std::abort();
+  }
+  if (block->value != nullptr && self.pressure_ != nullptr && self.pressure_->keep_dropped(block)) return;
+  if (!(block->flags & Block::kReplay)) self.program_shrank(block->requested);
+  self.give(block);
+}
+
+std::uint64_t CpuAllocator::set_limit(std::uint64_t limit) {
+  std::lock_guard lock(lock_);
+  return std::exchange(limit_, limit);
+}
+
+// Cached blocks never take the total over the limit, nor over what was live at the highest: keeping blocks warm must
+// not cost memory that the program would not have used.
+std::uint64_t CpuAllocator::ceiling(std::uint64_t bytes) const {
+  const std::uint64_t high = std::max(ledger_.peak_live, ledger_.live + bytes);
+  return limit_ == 0 ? high : std::min(high, limit_);
+}
+
+Block* CpuAllocator::take(std::uint64_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (bytes > (std::uint64_t{1} << 47)) throw std::bad_alloc();
+  std::lock_guard lock(lock_);
+  ++ledger_.allocations;
+  const bool mapped = round_up(bytes + sizeof(Block), 64) >= kMapThreshold;
+  const std::uint64_t capacity = round_up(bytes + sizeof(Block), mapped ? device::page_bytes() : 64);
+  if (limit_ != 0 && ledger_.live + bytes > limit_) make_way(bytes);
+  Block* block = find_cached(capacity);
+  if (block == nullptr && mapped && ledger_.live + ledger_.cached + bytes > ceiling(bytes)) block = reshape_cached(capacity);
+  if (block != nullptr) {
+    ledger_.cached -= block->payload();
+    // A reshaped block may still leave too much in the cache.
+    const std::uint64_t top = ceiling(bytes);
+    if (ledger_.live + bytes + ledger_.cached > top) trim(top - ledger_.live - bytes);
+  } else {
+    const std::uint64_t top = ceiling(bytes);
+    if (ledger_.live + bytes + ledger_.cached > top) trim(top - ledger_.live - bytes);
+    block = from_system(capacity);
+  }
+  block->requested = bytes;
+  block->birth = ledger_.allocations;
+  block->value = nullptr;
+  block->op = thread_state.op;
+  block->flags = (mapped ? Block::kMapped : 0u) | (thread_state.replay ? Block::kReplay : 0u);
+  block->magic = Block::kMagic;
+  block->next = live_head_.next;
+  block->prev = &live_head_;
+  live_head_.next->prev = block;
+  live_head_.next = block;
+  ledger_.live += bytes;
+  note_live();
+  if (!thread_state.replay) program_grew(bytes);
+  return block;
+}
+
+void CpuAllocator::make_way(std::uint64_t bytes) {
+  while (ledger_.live + bytes > limit_) {
+    const std::uint64_t missing = ledger_.live + bytes - limit_;
+    if (pressure_ == nullptr || bytes > limit_) break;
+    if (!pressure_->make_room(missing)) break;
+  }
+  if (ledger_.live + bytes <= limit_) return;
+  if (pressure_ != nullptr) pressure_->refuse(bytes);
+  throw std::bad_alloc();
+}
+
+void CpuAllocator::note_live() {
+  ledger_.peak_live = std::max(ledger_.peak_live, ledger_.live);
+  const std::uint64_t total = ledger_.live + ledger_.cached;
+  if (total > ledger_.peak) {
+    ledger_.peak = total;
+    // Listing the holders costs a walk over all live blocks, so it waits for the peak to have grown by 0.5 %.
+    if (total - holders_peak_ > holders_peak_ / 200) holders_stale_ = true;
+  }
+}
+
+void CpuAllocator::give(Block* block) noexcept {
+  if (holders_stale_) note_holders();
+  block->prev->next = block->next;
+  block->next->prev = block->prev;
+  ledger_.live -= block->requested;
+  block->magic = 0;
+  block->value = nullptr;
+  const std::uint64_t payload = block->payload();
+  const std::uint64_t top = limit_ == 0 ? ledger_.peak_live : std::min(ledger_.peak_live, limit_);
+  if (ledger_.live + ledger_.cached + payload > top) {
+    drop_cached(block);
+    return;
+  }
+  ledger_.cached += payload;
+  block->prev = nullptr;
+  if (block->flags & Block::kMapped) {
+    Block*& head = large_cache_[block->capacity];
+    block->next = head;
+    if (head != nullptr) head->prev = block;
+    head = block;
+  } else {
+    small_cached_ += payload;
+    Block*& head = small_cache_[block->capacity / 64];
+    block->next = head;
+    head = block;
+  }
+}
+
+Block* CpuAllocator::find_cached(std::uint64_t capacity) noexcept {
+  if (capacity < kMapThreshold) {
+    Block*& head = small_cache_[capacity / 64];
+    Block* block = head;
+    if (block == nullptr) return nullptr;
+    head = block->next;
+    small_cached_ -= block->payload();
+    return block;
+  }
+  const auto found = large_cache_.find(capacity);
+  if (found == large_cache_.end()) return nullptr;
+  Block* block = found->second;
+  unlink_cached(block);
+  return block;
+}
+
+void CpuAllocator::unlink_cached(Block* block) noexcept {
+  if (block->next != nullptr) block->next->prev = block->prev;
+  if (block->prev != nullptr) {
+    block->prev->next = block->next;
+  } else if (block->next != nullptr) {
+    large_cache_[block->capacity] = block->next;
+  } else {
+    large_cache_.erase(block->capacity);
+  }
+}
+
+// A cached block has to go anyway: its resident pages serve the new size instead of being faulted in again.
+Block* CpuAllocator::reshape_cached(std::uint64_t capacity) noexcept {
+  if (large_cache_.empty()) return nullptr;
+  auto found = large_cache_.lower_bound(capacity);
+  if (found == large_cache_.end()) --found;
+  Block* block = found->second;
+  const std::uint64_t old_payload = block->payload();
+  const std::uint64_t old_capacity = block->capacity;
+  unlink_cached(block);
+  void* moved = device::remap_pages(block, old_capacity, capacity);
+  if (moved == nullptr) {
+    ledger_.cached -= old_payload;
+    device::unmap_pages(block, old_capacity);
+    return nullptr;
+  }
+  block = static_cast<Block*>(moved);
+  block->capacity = capacity;
+  ledger_.cached += block->payload();
+  ledger_.cached -= old_payload;
+  return block;
+}
+
+Block* CpuAllocator::from_system(std::uint64_t capacity) {
+  ++ledger_.from_system;
+  void* raw = capacity >= kMapThreshold ? device::map_pages(capacity) : std::aligned_alloc(64, capacity);
+  if (raw == nullptr) {
+    trim(0);
+    raw = capacity >= kMapThreshold ? device::map_pages(capacity) : std::aligned_alloc(64, capacity);
+  }
+  if (raw == nullptr) throw std::bad_alloc();
+  Block* block = static_cast<Block*>(raw);
+  block->capacity = capacity;
+  return block;
+}
+
+void CpuAllocator::drop_cached(Block* block) noexcept {
+  if (block->flags & Block::kMapped) {
+    device::unmap_pages(block, block->capacity);
+  } else {
+    std::free(block);
+  }
+}
+
+std::uint64_t CpuAllocator::trim(std::uint64_t keep) noexcept {
+  std::lock_guard lock(lock_);
+  std::uint64_t given = 0;
+  while (ledger_.cached > keep && !large_cache_.empty()) {
+    // Smallest block that is enough, else the largest.
+    auto found = large_cache_.lower_bound(ledger_.cached - keep + sizeof(Block));
+    if (found == large_cache_.end()) --found;
+    Block* block = found->second;
+    unlink_cached(block);
+    ledger_.cached -= block->payload();
+    given += block->payload();
+    drop_cached(block);
+  }
+  for (std::size_t i = small_cache_.size(); ledger_.cached > keep && i-- > 0;) {
+    while (small_cache_[i] != nullptr && ledger_.cached > keep) {
+      Block* block = small_cache_[i];
+      small_cache_[i] = block->next;
+      small_cached_ -= block->payload();
+      ledger_.cached -= block->payload();
+      given += block->payload();
+      std::free(block);
+    }
+  }
+  return given;
+}
+
+void CpuAllocator::adopt(std::uint64_t bytes) {
+  std::lock_guard lock(lock_);
+  ledger_.live += bytes;
+  program_grew(bytes);
+  note_live();
+}
+
+void CpuAllocator::disown(std::uint64_t bytes) noexcept {
+  std::lock_guard lock(lock_);
+  ledger_.live -= bytes;
+  program_shrank(bytes);
+}
+
+void CpuAllocator::program_grew(std::uint64_t bytes) {
+  ledger_.program += bytes;
+  ledger_.peak_program = std::max(ledger_.peak_program, ledger_.program);
+}
+
+void CpuAllocator::program_shrank(std::uint64_t bytes) noexcept { ledger_.program -= bytes; }
+
+void CpuAllocator::note_holders() {
+  holders_stale_ = false;
+  holders_peak_ = ledger_.peak;
+  constexpr std::size_t kCount = 16;
+  std::vector<const Block*> largest;
+  for (Block* b = live_head_.next; b != &live_head_; b = b->next) {
+    if (largest.size() == kCount && b->requested <= largest.back()->requested) continue;
+    const auto place = std::upper_bound(largest.begin(), largest.end(), b,
+                                        [](const Block* x, const Block* y) { return x->requested > y->requested; });
+    largest.insert(place, b);
+    if (largest.size() > kCount) largest.pop_back();
+  }
+  holders_.clear();
+  for (const Block* b : largest) holders_.push_back({b->requested, b->op});
+}
+
+std::vector<CpuAllocator::Holder> CpuAllocator::holders_at_peak() const {
+  std::lock_guard lock(lock_);
+  if (holders_stale_) const_cast<CpuAllocator*>(this)->note_holders();
+  return holders_;
+}
+
+void CpuAllocator::detach_after_fork() { limit_ = 0; }
+
+void CpuAllocator::check_invariants() const {
+  std::lock_guard lock(lock_);
+  std::uint64_t live = 0;
+  for (const Block* b = live_head_.next; b != &live_head_; b = b->next) {
+    TORCH_INTERNAL_ASSERT(b->magic == Block::kMagic && b->requested <= b->payload() && b->next->prev == b);
+    live += b->requested;
+  }
+  std::uint64_t cached = 0;
+  for (const auto& [capacity, head] : large_cache_) {
+    for (const Block* b = head; b != nullptr; b = b->next) cached += b->payload();
+  }
+  std::uint64_t small = 0;
+  for (const Block* head : small_cache_) {
+    for (const Block* b = head; b != nullptr; b = b->next) small += b->payload();
+  }
+  TORCH_INTERNAL_ASSERT(live <= ledger_.live, "live blocks exceed the ledger");
+  TORCH_INTERNAL_ASSERT(small == small_cached_ && cached + small == ledger_.cached, "cached blocks and ledger differ");
+  TORCH_INTERNAL_ASSERT(ledger_.peak >= ledger_.live + ledger_.cached);
+  TORCH_INTERNAL_ASSERT(limit_ == 0 || ledger_.peak_live >= ledger_.live);
+}
+
+}  // namespace memfit::memory

@@ -1,0 +1,124 @@
+// The allocator under every CPU tensor: counts requests exactly, holds the limit where memory is taken, keeps freed
+// blocks warm for requests of the same size and gives them back to the system when the limit or the peak asks for it.
+// Not here: which tensor to evict (engine/evictor.h decides through MemoryPressure).
+// Threads: any; one recursive lock, shared with the engine. Cost: about 60 ns for a block that is reused.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "memfit/core/bytes.h"
+#include "memfit/memory/block.h"
+
+namespace memfit::memory {
+
+/// What the allocator asks of the one who can free tensors. Called with the lock held.
+class MemoryPressure {
+ public:
+  virtual ~MemoryPressure() = default;
+  /// Free at least `bytes` of live blocks if possible. Returns false when nothing more can be freed.
+  virtual bool make_room(std::uint64_t bytes) = 0;
+  /// The program dropped the storage of `block`. True: the block is kept (its content is still needed).
+  virtual bool keep_dropped(Block* block) noexcept = 0;
+  /// Throw the out-of-budget error for a request of `bytes`.
+  [[noreturn]] virtual void refuse(std::uint64_t bytes) = 0;
+};
+
+/// Byte counts of one device. All exact.
+struct Ledger {
+  std::uint64_t live = 0;            // requested bytes of blocks in use, and of memory adopted from elsewhere
+  std::uint64_t cached = 0;          // bytes of blocks kept warm
+  std::uint64_t peak = 0;            // highest live + cached
+  std::uint64_t peak_live = 0;       // highest live
+  std::uint64_t program = 0;         // what live would be without evictions and replays
+  std::uint64_t peak_program = 0;
+  std::uint64_t allocations = 0;
+  std::uint64_t from_system = 0;     // allocations that no cached block served
+};
+
+class CpuAllocator final : public c10::Allocator {
+ public:
+  static CpuAllocator& instance();
+
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override { return &CpuAllocator::delete_block; }
+  void copy_data(void* destination, const void* source, std::size_t count) const override;
+
+  /// Make this PyTorch's CPU allocator. Storages that exist stay with the old one.
+  void install();
+
+  /// Tensor bytes may never exceed `limit` (0: no limit). Returns the old one. Lowering it below what is live takes
+  /// effect with the next allocation.
+  std::uint64_t set_limit(std::uint64_t limit);
+  std::uint64_t limit() const { return limit_; }
+  void set_pressure(MemoryPressure* pressure) { pressure_ = pressure; }
+
+  /// The lock of ledger, blocks and engine. Recursive.
+  std::recursive_mutex& lock() { return lock_; }
+  const Ledger& ledger() const { return ledger_; }
+
+  /// Allocate a block as `allocate` does. Returns nullptr for 0 bytes. Throws: what MemoryPressure::refuse throws.
+  Block* take(std::uint64_t bytes);
+  /// Free a block, into the cache if there is room. The storage's owner must be done with it.
+  void give(Block* block) noexcept;
+  /// Count memory that another allocator owns as live, or no longer.
+  void adopt(std::uint64_t bytes);
+  void disown(std::uint64_t bytes) noexcept;
+  /// Storages of the program that are evicted keep counting in Ledger::program.
+  void program_grew(std::uint64_t bytes);
+  void program_shrank(std::uint64_t bytes) noexcept;
+
+  /// Give cached blocks back to the system until at most `keep` bytes are cached. Returns bytes given back.
+  std::uint64_t trim(std::uint64_t keep = 0) noexcept;
+
+  struct Holder {
+    std::uint64_t bytes;
+    std::string op;
+  };
+  /// The largest live blocks when the peak was last set (within 0.5 % of it), largest first.
+  std::vector<Holder> holders_at_peak() const;
+  /// In a forked child: no limit, no pressure, same blocks.
+  void detach_after_fork();
+
+  static void delete_block(void* data);
+  void check_invariants() const;
+
+ private:
+  CpuAllocator();
+  Block* find_cached(std::uint64_t capacity) noexcept;
+  Block* reshape_cached(std::uint64_t capacity) noexcept;
+  Block* from_system(std::uint64_t capacity);
+  void drop_cached(Block* block) noexcept;
+  void unlink_cached(Block* block) noexcept;
+  void make_way(std::uint64_t bytes);
+  std::uint64_t ceiling(std::uint64_t bytes) const;
+  void note_live();
+  void note_holders();
+
+  mutable std::recursive_mutex lock_;
+  Ledger ledger_;
+  std::uint64_t limit_ = 0;
+  MemoryPressure* pressure_ = nullptr;
+  static constexpr std::uint64_t kMapThreshold = 64 << 10;
+  std::array<Block*, kMapThreshold / 64 + 1> small_cache_{};
+  std::uint64_t small_cached_ = 0;
+  std::map<std::uint64_t, Block*> large_cache_;   // capacity -> blocks, most recently freed first
+  Block live_head_;                               // list of live blocks
+  std::uint64_t holders_peak_ = 0;
+  bool holders_stale_ = false;
+  std::vector<Holder> holders_;
+};
+
+/// Name of the op that the calling thread is running, for blocks it allocates. Returns the old one.
+const char* set_current_op(const char* name);
+/// While true, blocks the calling thread allocates are the engine's own. Returns the old value.
+bool set_allocating_for_replay(bool on);
+
+}  // namespace memfit::memory
