@@ -38,6 +38,16 @@ int usage_error(const CLI::App& app, const std::string& text) {
   return static_cast<int>(ExitStatus::Usage);
 }
 
+/// CLI11 would only say that a verb is missing.
+void check_verb(const CLI::App& app, std::string_view word) {
+  std::string verbs;
+  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
+    if (verb->get_name() == word) return;
+    verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
+  }
+  if (!word.starts_with('-')) throw UsageError(fmt::format("\"{}\" is not a verb of memfit. Its verbs: {}.", word, verbs));
+}
+
 int run_main(int argc, char** argv) {
   Context context;
   CLI::App app("memfit: holds PyTorch programs inside a memory limit and explains where their memory goes", "memfit");
@@ -62,6 +72,7 @@ int run_main(int argc, char** argv) {
     }
   });
   try {
+    check_verb(app, argc > 1 ? argv[1] : "--");
     app.parse(words);
   } catch (const CLI::Success& help) {
     return app.exit(help);  // --help, --version

@@ -46,12 +46,12 @@ std::int64_t own_rank() {
 }
 
 /// The page of the program itself among those of all processes that attached: its own pid, else (a shell script, a launcher that
-/// is no PyTorch program) the process without a rank that did most. nullptr when there is none.
+/// is no PyTorch program) the process of this one's rank, or of none like this one, that did most. nullptr when there is none.
 const trace::RunStatus* main_page(const preload::LaunchResult& result) {
   const trace::RunStatus* best = nullptr;
   for (const auto& page : result.pages) {
     if (page->pid == static_cast<std::uint64_t>(result.pid)) return page.get();
-    if (page->rank < 0 && (best == nullptr || page->ops.load() > best->ops.load())) best = page.get();
+    if (page->rank == own_rank() && (best == nullptr || page->ops.load() > best->ops.load())) best = page.get();
   }
   return best;
 }
@@ -74,10 +74,11 @@ class Reporter {
   bool report() {
     for (const std::string& complaint : result_.complaints) say(complaint);
     const trace::RunStatus* main = main_page(result_);
-    if (main == nullptr || main->rank < 0) report_process(main, flags_.report, true);
+    const bool only_ranks = main == nullptr && !result_.pages.empty();
+    report_process(main, report::rank_report_path(flags_.report, own_rank()), !only_ranks);
     std::size_t others = 0;
     for (const auto& page : result_.pages) {
-      if (page.get() == main && page->rank < 0) continue;
+      if (page.get() == main) continue;
       std::string path = report::rank_report_path(flags_.report, page->rank);
       if (page->rank < 0) path = report::numbered_report_path(flags_.report, ++others + 1);
       report_process(page.get(), path, page->ops.load() > 0);
@@ -148,10 +149,8 @@ int run(const RunFlags& flags, const std::vector<std::string>& program) {
   options.verify = flags.verify;
   options.quiet = flags.quiet;
   options.plan = !flags.no_plan;
-  RunFlags own = flags;
   if (!flags.report.empty()) {
-    own.report = report::rank_report_path(flags.report, own_rank());
-    check_output_file(own.report, "--report", flags.force ? Replace::Yes : Replace::No);
+    check_output_file(report::rank_report_path(flags.report, own_rank()), "--report", flags.force ? Replace::Yes : Replace::No);
   }
   preload::LaunchResult result;
   try {
@@ -160,7 +159,7 @@ int run(const RunFlags& flags, const std::vector<std::string>& program) {
     fmt::print(stderr, "memfit run: {}\n", error.what());
     return error.status();
   }
-  Reporter reporter(own, options, program, result);
+  Reporter reporter(flags, options, program, result);
   const bool written = reporter.report();
   if (reporter.refused()) return static_cast<int>(ExitStatus::DoesNotFit);
   if (result.exit_status == 0 && !written) return static_cast<int>(ExitStatus::Failed);
