@@ -98,6 +98,7 @@ class Simulator {
     for (ValueId v : step_.outputs(op)) {
       const ValueId old = step_.values[v].overwrites;
       if (old == kNone || preserve) fresh += size(v);
+      if (old != kNone && !preserve && (state_[old] & kWriting)) return fail(at, fmt::format("value {} is overwritten while it is being written out", old));
       if (state_[v] & kFetching) return fail(at, fmt::format("value {} is made while it is being fetched", v));
     }
     see(fresh + op.workspace.count(), at);

@@ -1,0 +1,383 @@
+#include "memfit/plan/detail/search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace memfit::plan::detail {
+namespace {
+
+constexpr double kTiny = 1e-12;
+
+}  // namespace
+
+Search::Search(const Problem& problem, Schedule& schedule, const SearchOptions& options)
+    : p_(problem), s_(schedule), options_(options), random_(options.seed), tabu_(problem.gaps.size(), 0),
+      first_gap_(static_cast<std::size_t>(problem.m) + 1, 0), weight_(static_cast<std::size_t>(problem.n) + 3, 0.0) {
+  std::size_t g = 0;
+  for (std::int32_t v = 0; v <= p_.m; ++v) {
+    while (g < p_.gaps.size() && p_.gaps[g].value < v) ++g;
+    first_gap_[v] = static_cast<std::int32_t>(g);
+  }
+  for (const Gap& gap : p_.gaps) {
+    const std::int32_t op = p_.producer[gap.value];
+    double cost = gap.b > p_.n ? 0.0 : op >= 0 ? p_.cost[op] : 0.0;
+    if (p_.packed[gap.value]) cost = std::min(cost, static_cast<double>(p_.pack_cost[gap.value]) + p_.unpack_cost[gap.value]);
+    estimate_.push_back(static_cast<float>(cost));
+  }
+}
+
+std::vector<Absence> Search::inside(std::int32_t gap) const {
+  const Gap& g = p_.gaps[gap];
+  std::vector<Absence> list;
+  for (const Absence& x : s_.absences(g.value))
+    if (x.a >= g.a && x.b <= g.b) list.push_back(x);
+  return list;
+}
+
+std::vector<Absence> Search::compose(std::int32_t gap, const std::vector<Absence>& list) const {
+  const Gap& g = p_.gaps[gap];
+  std::vector<Absence> all;
+  bool placed = false;
+  for (const Absence& x : s_.absences(g.value)) {
+    if (x.a >= g.a && x.b <= g.b) continue;
+    if (!placed && x.a >= g.b) {
+      all.insert(all.end(), list.begin(), list.end());
+      placed = true;
+    }
+    all.push_back(x);
+  }
+  if (!placed) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+/// Ways to fill the gap other than the present one. Besides "away all the time" and "there all the time", the moments
+/// at which a pass reads or makes the value are worth being there for.
+std::vector<std::vector<Absence>> Search::variants(std::int32_t gap) const {
+  const Gap& g = p_.gaps[gap];
+  const std::int32_t v = g.value;
+  std::vector<std::vector<Absence>> out;
+  const std::vector<Absence> now = inside(gap);
+  auto offer = [&](std::vector<Absence> list) {
+    if (list != now && std::find(out.begin(), out.end(), list) == out.end()) out.push_back(std::move(list));
+  };
+  const std::int32_t op = p_.producer[v];
+  if (options_.pack && p_.packed[v] && g.b <= p_.n && g.b - g.a > 1) offer({Schedule::pack(g.a, g.b)});
+  const bool forever = g.b > p_.n;
+  if (forever ? !(options_.recompute || op < 0) : !(options_.recompute && op >= 0 && p_.replayable[op])) {
+    offer({});
+    return out;
+  }
+  if (op < 0) return out;
+  offer({Schedule::recompute(g.a, g.b)});
+  offer({});
+  std::int32_t first = g.b, last = g.a;
+  auto look = [&](std::span<const std::int32_t> stages) {
+    for (std::int32_t t : stages)
+      if (t > g.a && t < g.b) {
+        first = std::min(first, t);
+        last = std::max(last, t);
+      }
+  };
+  look(s_.readers(v));
+  look(s_.makers(v));
+  if (first >= g.b) return out;
+  offer({Schedule::recompute(g.a, first)});
+  if (last < g.b - 1 || forever) offer({Schedule::recompute(last, g.b)});
+  if (first < g.b - 1 || forever) offer({Schedule::recompute(g.a, first), Schedule::recompute(first, g.b)});
+  if (last != first) {
+    offer({Schedule::recompute(g.a, last)});
+    offer({Schedule::recompute(g.a, last), Schedule::recompute(last, g.b)});
+    offer({Schedule::recompute(g.a, first), Schedule::recompute(last, g.b)});
+  }
+  return out;
+}
+
+bool Search::probe(Move& move) {
+  const std::size_t mark = s_.mark();
+  const double cost = s_.cost();
+  const std::int64_t violation = s_.violation();
+  if (!apply(move)) return false;
+  move.cost = s_.cost() - cost;
+  move.violation = s_.violation() - violation;
+  s_.rollback(mark);
+  return true;
+}
+
+/// The gaps that promise most relief of over-full stages per second, by their last known cost.
+void Search::shortlist(const Weighting& weighting, std::vector<std::int32_t>& gaps) {
+  const auto profile = s_.profile();
+  weight_[0] = 0;
+  for (std::int32_t t = 0; t <= p_.n; ++t) {
+    const auto over = static_cast<double>(profile[t] - s_.limit());
+    weight_[t + 1] = weight_[t] + (over <= 0 ? 0.0 : weighting.power == 1.0 ? over : weighting.power == 0.0 ? 1.0 : std::pow(over, weighting.power));
+  }
+  std::vector<std::pair<double, std::int32_t>> best;
+  const auto count = static_cast<std::int32_t>(p_.gaps.size());
+  for (std::int32_t g = 0; g < count; ++g) {
+    const Gap& gap = p_.gaps[g];
+    const double relief = weight_[std::min({gap.b, p_.death[gap.value] + 1, p_.n + 1})] - weight_[gap.a + 1];
+    if (relief <= 0 || tabu_[g] > iteration_) continue;
+    const auto& list = s_.absences(gap.value);
+    bool away = false;
+    for (const Absence& x : list) away |= x.a == gap.a && x.b == gap.b;
+    if (away) continue;
+    double score = (estimate_[g] + 1e-9) / (relief * static_cast<double>(p_.bytes[gap.value]));
+    if (weighting.noise > 0) score *= 1.0 + weighting.noise * uniform();
+    if (best.size() < static_cast<std::size_t>(weighting.tries)) {
+      best.emplace_back(score, g);
+      std::push_heap(best.begin(), best.end());
+    } else if (score < best.front().first) {
+      std::pop_heap(best.begin(), best.end());
+      best.back() = {score, g};
+      std::push_heap(best.begin(), best.end());
+    }
+  }
+  s_.work += count / 2 + p_.n / 4;
+  std::sort(best.begin(), best.end());
+  gaps.clear();
+  for (auto& [score, g] : best) gaps.push_back(g);
+}
+
+/// Where a pass itself is what does not fit: gaps whose change makes that pass shorter or later.
+void Search::shortlist_passes(std::vector<std::int32_t>& gaps) {
+  const auto profile = s_.profile();
+  const auto worst = static_cast<std::int32_t>(std::max_element(profile.begin(), profile.end()) - profile.begin());
+  const Pass& pass = s_.pass(worst);
+  auto offer = [&](std::int32_t v) {
+    for (std::int32_t g = first_gap_[v]; g < first_gap_[v + 1]; ++g)
+      if (p_.gaps[g].a < worst && worst <= p_.gaps[g].b && std::find(gaps.begin(), gaps.end(), g) == gaps.end()) gaps.push_back(g);
+  };
+  for (std::int32_t v : pass.makes) offer(v);
+  for (std::int32_t v : pass.due) offer(v);
+  for (std::int32_t v : pass.reads) offer(v);
+  if (gaps.size() > 40) gaps.resize(40);
+}
+
+bool Search::repair(const Weighting& weighting) {
+  std::vector<std::int32_t> gaps;
+  while (!s_.feasible()) {
+    Move best;
+    double best_score = 0;
+    auto consider = [&](std::int32_t g) {
+      for (auto& list : variants(g)) {
+        Move move{g, std::move(list), 0, 0};
+        if (!probe(move)) continue;
+        const Gap& gap = p_.gaps[g];
+        if (move.list.size() == 1 && move.list[0].a == gap.a && move.list[0].b == gap.b) estimate_[g] = static_cast<float>(std::max(0.0, move.cost));
+        if (move.violation >= 0) continue;
+        const double score = (move.cost + 1e-9) / -static_cast<double>(move.violation) * (1.0 + weighting.noise * uniform());
+        if (best.gap < 0 || score < best_score) {
+          best_score = score;
+          best = std::move(move);
+        }
+      }
+    };
+    shortlist(weighting, gaps);
+    for (std::int32_t g : gaps) consider(g);
+    if (best.gap < 0 || best_score > 0) {
+      gaps.clear();
+      shortlist_passes(gaps);
+      for (std::int32_t g : gaps) consider(g);
+    }
+    if (best.gap < 0) {
+      Weighting wider = weighting;
+      wider.tries = static_cast<std::int32_t>(std::min<std::size_t>(p_.gaps.size(), 200));
+      shortlist(wider, gaps);
+      for (std::int32_t g : gaps) consider(g);
+    }
+    if (best.gap < 0 || !apply(best)) return false;
+  }
+  return true;
+}
+
+/// For long steps: take many of the most promising gaps before looking at the profile again.
+void Search::repair_in_batches() {
+  std::vector<std::int32_t> gaps;
+  const auto batch = static_cast<std::int32_t>(p_.gaps.size() / 100);
+  for (int round = 0; round < 400 && !s_.feasible(); ++round) {
+    Weighting weighting;
+    weighting.tries = batch;
+    shortlist(weighting, gaps);
+    if (gaps.empty()) return;
+    const std::int64_t before = s_.violation();
+    double worst_score = -1;
+    std::size_t taken = 0;
+    for (std::int32_t g : gaps) {
+      const Gap& gap = p_.gaps[g];
+      const std::size_t mark = s_.mark();
+      const double cost = s_.cost();
+      const std::int64_t violation = s_.violation();
+      Move move{g, {}, 0, 0};
+      const bool pack = options_.pack && p_.packed[gap.value] && gap.b <= p_.n;
+      move.list = {pack ? Schedule::pack(gap.a, gap.b) : Schedule::recompute(gap.a, gap.b)};
+      if (p_.producer[gap.value] < 0 || (!pack && gap.b <= p_.n && !p_.replayable[p_.producer[gap.value]]) || !apply(move)) {
+        estimate_[g] = 1e9f;
+        continue;
+      }
+      estimate_[g] = static_cast<float>(std::max(0.0, s_.cost() - cost));
+      const std::int64_t relief = violation - s_.violation();
+      const double score = (s_.cost() - cost) / std::max<double>(1.0, static_cast<double>(relief));
+      if (worst_score < 0) worst_score = std::max(score * 4, 1e-18);
+      if (relief <= 0 || score > worst_score) {
+        s_.rollback(mark);
+        continue;
+      }
+      ++taken;
+      if (s_.feasible()) return;
+    }
+    s_.forget_history();
+    if (!taken && s_.violation() >= before) return;
+  }
+}
+
+bool Search::fits_again(std::int32_t value, const std::vector<Absence>& list) const {
+  const auto profile = s_.profile();
+  for (const Absence& x : list) {
+    const std::int32_t end = std::min({x.b - 1, x.hi, p_.death[value]});
+    for (std::int32_t t = x.lo; t <= end; ++t)
+      if (profile[t] + p_.bytes[value] > s_.limit()) return false;
+  }
+  return true;
+}
+
+/// Take back what is not needed: absences whose end saves time and still fits, in the order of what they cost.
+void Search::clean(bool thorough) {
+  std::vector<std::pair<double, std::int32_t>> order;
+  for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g) {
+    const Gap& gap = p_.gaps[g];
+    if (s_.absences(gap.value).empty() || inside(g).empty()) continue;
+    order.emplace_back(-(static_cast<double>(estimate_[g]) + 1e-9) * (1 + 0.2 * uniform()), g);
+  }
+  std::sort(order.begin(), order.end());
+  for (auto& [key, g] : order) {
+    const std::vector<Absence> now = inside(g);
+    Move best;
+    auto consider = [&](std::vector<Absence> list) {
+      Move move{g, std::move(list), 0, 0};
+      if (!probe(move) || move.violation > 0) return;
+      if (move.cost < best.cost - kTiny) best = std::move(move);
+    };
+    s_.work += 4;
+    if (thorough) {
+      for (auto& list : variants(g)) {
+        if (list.empty() && !fits_again(p_.gaps[g].value, now)) continue;
+        consider(std::move(list));
+      }
+    } else if (fits_again(p_.gaps[g].value, now)) {
+      consider({});
+    }
+    if (best.gap >= 0) apply(best);
+  }
+}
+
+Search::Solution Search::save() const {
+  Solution out;
+  for (std::int32_t v = 0; v < p_.m; ++v)
+    if (!s_.absences(v).empty()) out.emplace_back(v, s_.absences(v));
+  return out;
+}
+
+void Search::load(const Solution& solution) {
+  // In the order in which values are made, so that nothing is impossible for a while only.
+  std::vector<const std::vector<Absence>*> want(p_.m, nullptr);
+  for (const auto& [v, list] : solution) want[v] = &list;
+  for (std::int32_t v = 0; v < p_.m; ++v)
+    if (!s_.absences(v).empty() && (!want[v] || *want[v] != s_.absences(v))) s_.assign(v, {});
+  for (const auto& [v, list] : solution) s_.assign(v, list);
+}
+
+/// Give back some of what was taken, in one neighbourhood.
+void Search::ruin() {
+  std::vector<std::int32_t> away;
+  for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g)
+    if (!s_.absences(p_.gaps[g].value).empty() && !inside(g).empty()) away.push_back(g);
+  s_.work += static_cast<std::int64_t>(p_.gaps.size()) / 2;
+  if (away.empty()) return;
+  const std::int32_t seed = away[pick(away.size())];
+  const Gap& center = p_.gaps[seed];
+  std::vector<std::int32_t> chosen{seed};
+  const double kind = uniform();
+  const std::size_t size = 1 + static_cast<std::size_t>(pick(std::min<std::size_t>(6, away.size())));
+  if (kind < 0.35) {  // anything
+    while (chosen.size() < size) chosen.push_back(away[pick(away.size())]);
+  } else if (kind < 0.7) {  // what comes back at about the same time
+    const std::int32_t reach = 2 + p_.n / 12;
+    for (int tries = 0; tries < 60 && chosen.size() < size; ++tries) {
+      const std::int32_t g = away[pick(away.size())];
+      if (std::abs(p_.gaps[g].b - center.b) <= reach || std::abs(p_.gaps[g].a - center.a) <= reach) chosen.push_back(g);
+    }
+  } else if (center.b <= p_.n) {  // what the pass that brings it back reads and makes
+    const Pass& pass = s_.pass(std::min(center.b, p_.n));
+    auto add = [&](std::int32_t v) {
+      for (std::int32_t g = first_gap_[v]; g < first_gap_[v + 1]; ++g)
+        if (chosen.size() < size + 2 && uniform() < 0.6) chosen.push_back(g);
+    };
+    for (std::int32_t v : pass.makes) add(v);
+    for (std::int32_t v : pass.due) add(v);
+  }
+  for (std::int32_t g : chosen) {
+    if (inside(g).empty()) continue;
+    s_.assign(p_.gaps[g].value, compose(g, {}));
+    if (uniform() < 0.5) tabu_[g] = iteration_ + 1 + static_cast<std::uint32_t>(pick(8));
+  }
+}
+
+/// One round. Keeps the outcome when it is better, or a little worse with luck.
+bool Search::ruin_and_recreate(double temperature) {
+  ++iteration_;
+  s_.forget_history();
+  const double cost = s_.cost();
+  const std::int64_t violation = s_.violation();
+  const double kind = uniform();
+  if (kind < 0.8) {
+    ruin();
+  } else {  // force one more gap away, and see what that makes superfluous
+    const std::int32_t g = pick(p_.gaps.size());
+    auto ways = variants(g);
+    if (!ways.empty()) s_.assign(p_.gaps[g].value, compose(g, ways[pick(ways.size())]));
+  }
+  Weighting weighting;
+  const double power = uniform();
+  weighting.power = power < 0.4 ? 1.0 : power < 0.7 ? 0.5 : 0.0;
+  weighting.noise = uniform() < 0.3 ? 0.0 : uniform() * 1.5;
+  weighting.tries = 4;
+  repair(weighting);
+  clean(uniform() < 0.5);
+  const bool better = s_.violation() < violation ||
+                      (s_.violation() == violation && s_.cost() <= cost - temperature * cost * std::log(std::max(1e-9, uniform())));
+  if (!better) s_.rollback(0);
+  return better;
+}
+
+void Search::improve(std::int64_t budget) {
+  Solution best = save();
+  double best_cost = s_.cost();
+  std::int64_t best_violation = s_.violation();
+  const std::int64_t start = s_.work;
+  while (s_.work - start < budget && (s_.cost() > kTiny || !s_.feasible())) {
+    const double left = 1.0 - static_cast<double>(s_.work - start) / static_cast<double>(budget);
+    ruin_and_recreate(0.02 * left * left);
+    if (s_.violation() < best_violation || (s_.violation() == best_violation && s_.cost() < best_cost - kTiny)) {
+      best = save();
+      best_cost = s_.cost();
+      best_violation = s_.violation();
+    }
+  }
+  s_.forget_history();
+  load(best);
+}
+
+bool Search::run() {
+  if (p_.gaps.empty() || s_.feasible()) return s_.feasible();
+  if (p_.n > 3000) repair_in_batches();
+  Weighting weighting;
+  repair(weighting);
+  clean(true);
+  s_.forget_history();
+  improve(static_cast<std::int64_t>(options_.effort * 3e7));
+  clean(true);
+  return s_.feasible();
+}
+
+}  // namespace memfit::plan::detail

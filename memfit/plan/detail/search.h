@@ -1,0 +1,74 @@
+// Finds a cheap schedule under the limit: greedy, cleaning, then ruin and recreate with exact incremental costs.
+// Private to plan/. Threads: one. Deterministic: effort is counted in work units, not in seconds.
+// The method and why: docs/design/planning.md.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "memfit/plan/detail/problem.h"
+#include "memfit/plan/detail/schedule.h"
+
+namespace memfit::plan::detail {
+
+struct SearchOptions {
+  double effort = 1.0;
+  std::uint64_t seed = 1;
+  bool recompute = true;
+  bool pack = true;
+};
+
+class Search {
+ public:
+  Search(const Problem& problem, Schedule& schedule, const SearchOptions& options);
+
+  /// Bring the schedule under its limit, cheaply. False: did not succeed; the schedule is then the least violating found.
+  bool run();
+
+ private:
+  struct Move {
+    std::int32_t gap = -1;
+    std::vector<Absence> list;  // of the value within the gap
+    double cost = 0;            // change
+    std::int64_t violation = 0; // change
+  };
+  struct Weighting {
+    double power = 1.0;  // weight of a stage = (bytes above the limit)^power
+    double noise = 0.0;
+    std::int32_t tries = 6;  // how many of the most promising gaps are probed exactly
+  };
+  using Solution = std::vector<std::pair<std::int32_t, std::vector<Absence>>>;
+
+  bool repair(const Weighting& weighting);
+  void repair_in_batches();
+  void clean(bool thorough);
+  void improve(std::int64_t budget);
+  bool ruin_and_recreate(double temperature);
+  void ruin();
+
+  std::vector<std::vector<Absence>> variants(std::int32_t gap) const;
+  std::vector<Absence> compose(std::int32_t gap, const std::vector<Absence>& list) const;
+  std::vector<Absence> inside(std::int32_t gap) const;
+  bool probe(Move& move);
+  bool apply(const Move& move) { return s_.assign(p_.gaps[move.gap].value, compose(move.gap, move.list)); }
+  void shortlist(const Weighting& weighting, std::vector<std::int32_t>& gaps);
+  void shortlist_passes(std::vector<std::int32_t>& gaps);
+  bool fits_again(std::int32_t value, const std::vector<Absence>& list) const;
+  Solution save() const;
+  void load(const Solution& solution);
+  double uniform() { return std::uniform_real_distribution<double>(0, 1)(random_); }
+  std::int32_t pick(std::size_t size) { return static_cast<std::int32_t>(random_() % size); }
+
+  const Problem& p_;
+  Schedule& s_;
+  SearchOptions options_;
+  std::mt19937_64 random_;
+  std::vector<float> estimate_;                 // per gap: what dropping it cost when last probed
+  std::vector<std::uint32_t> tabu_;             // per gap: not before this iteration
+  std::vector<std::int32_t> first_gap_;         // per value
+  std::vector<double> weight_;                  // prefix sums over stages
+  std::uint32_t iteration_ = 0;
+};
+
+}  // namespace memfit::plan::detail
