@@ -99,4 +99,7 @@ extern "C" __attribute__((visibility("default"))) int memfit_attach(char* messag
   return result;
 }
 
+/// The page of the attached process, for its report where no `memfit run` waits for it; nullptr when it is not attached.
+extern "C" __attribute__((visibility("default"))) trace::RunStatus* memfit_run_status() { return status; }
+
 }  // namespace memfit::engine
