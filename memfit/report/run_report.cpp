@@ -65,7 +65,7 @@ ordered_json holders_of(const trace::RunStatus& status) {
   return holders;
 }
 
-/// Sets each key of a counter group: from the page, or null where there is none.
+/// Sets each key of the counters: from the page, or null where there is none.
 void add_counters(ordered_json& json, const trace::RunStatus* status) {
   using Status = trace::RunStatus;
   auto count = [&](const char* key, Status::Counter Status::*counter) {
@@ -84,9 +84,10 @@ void add_counters(ordered_json& json, const trace::RunStatus* status) {
   count("offload_read_bytes", &Status::offload_read_bytes);
   count("planned_steps", &Status::planned_steps);
   count("replanned", &Status::replanned);
-  count("predicted_peak_bytes", &Status::predicted_peak_bytes);
-  time("predicted_step_seconds", &Status::predicted_step_ns);
-  time("step_seconds", &Status::step_ns);
+  const bool planned = status != nullptr && value(status->planned_steps) != 0;
+  json["predicted_peak_bytes"] = planned ? ordered_json(value(status->predicted_peak_bytes)) : ordered_json(nullptr);
+  json["predicted_step_seconds"] = planned ? ordered_json(seconds(status->predicted_step_ns)) : ordered_json(nullptr);
+  json["step_seconds"] = planned ? ordered_json(seconds(status->step_ns)) : ordered_json(nullptr);
   count("refusals", &Status::refusals);
   count("verified_values", &Status::verified_values);
   count("verify_failures", &Status::verify_failures);

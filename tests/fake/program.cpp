@@ -1,5 +1,6 @@
 // A program for tests of `memfit run`: does what its arguments say, one after the other.
 //   say TEXT | cat | env NAME | exit N | raise N | throw | sleep MS
+//   parent N                  send signal N to the process that started this one
 //   dlopen PATH | leaf        open a library (and keep it); open the library that opens its neighbour by a bare name
 //   thread | fork             start and join a thread; fork a child that exits at once with 0, and wait for it
 //   exec WORD... | spawn WORD...   become, or start and wait for, another program
@@ -96,6 +97,7 @@ int main(int argc, char** argv) {
     else if (is("env")) { const char* name = next(); printf("%s=%s\n", name, getenv(name) ? getenv(name) : "(none)"); }
     else if (is("exit")) exit(atoi(next()));
     else if (is("raise")) raise(atoi(next()));
+    else if (is("parent")) kill(getppid(), atoi(next()));
     else if (is("throw")) throw std::runtime_error("out of budget");
     else if (is("sleep")) usleep(static_cast<useconds_t>(atoi(next())) * 1000);
     else if (is("dlopen")) open_library(next());
