@@ -20,7 +20,7 @@ void erase_one(std::vector<std::int32_t>& from, std::int32_t what) {
 Schedule::Schedule(const Problem& problem, std::int64_t limit)
     : p_(problem), limit_(limit), profile_(problem.base), height_(problem.added), absences_(problem.m), passes_(problem.n + 1),
       readers_(problem.m), makers_(problem.m), op_seen_(problem.n, 0), value_seen_(problem.m, 0), value_wanted_(problem.m, 0),
-      last_use_(problem.m, 0) {
+      due_seen_(problem.m, 0), last_use_(problem.m, 0) {
   for (std::int32_t t = 0; t <= p_.n; ++t) profile_[t] += height_[t];
   set_limit(limit);
 }
@@ -109,7 +109,6 @@ bool Schedule::collect(std::int32_t stage, Pass& pass) {
       const int there = availability(v, stage);
       if (there == 0) {
         if (!want(v)) return false;
-        if (stage <= p_.death[v]) pass.makes.push_back(v);
       } else {
         if (p_.movable[v]) pass.reads.push_back(v);
         if (there == 2) {
@@ -121,6 +120,11 @@ bool Schedule::collect(std::int32_t stage, Pass& pass) {
     }
   }
   std::sort(pass.ops.begin(), pass.ops.end());
+  ++due_epoch_;
+  for (std::int32_t v : pass.due) due_seen_[v] = due_epoch_;
+  for (std::int32_t op : pass.ops)  // by-products too: what is made anyway might as well stay
+    for (std::int32_t v : p_.outputs[op])
+      if (stage <= p_.death[v] && p_.movable[v] && due_seen_[v] != due_epoch_ && availability(v, stage) == 0) pass.makes.push_back(v);
   return true;
 }
 

@@ -104,8 +104,8 @@ class Schedule {
   std::vector<std::vector<std::int32_t>> readers_, makers_;
   std::vector<Undo> journal_;
   // scratch of evaluate()
-  std::uint32_t epoch_ = 0;
-  std::vector<std::uint32_t> op_seen_, value_seen_, value_wanted_;
+  std::uint32_t epoch_ = 0, due_epoch_ = 0;
+  std::vector<std::uint32_t> op_seen_, value_seen_, value_wanted_, due_seen_;
   std::vector<std::int32_t> last_use_;
   std::vector<std::int32_t> stack_, unpacked_;
   std::vector<std::int32_t> affected_;
