@@ -322,7 +322,7 @@ NumericContext Engine::numeric_context() const {
   c.flags = (g.deterministicAlgorithms() ? 1u : 0u) | (g.userEnabledMkldnn() ? 2u : 0u) |
             (g.userEnabledFlashSDP() ? 4u : 0u) | (g.userEnabledMathSDP() ? 8u : 0u) |
             (g.userEnabledMemEfficientSDP() ? 16u : 0u) | (g.deterministicFillUninitializedMemory() ? 32u : 0u) |
-            (g.userEnabledNNPACK() ? 64u : 0u) | (static_cast<std::uint32_t>(g.float32MatmulPrecision()) << 8);
+            (g.userEnabledNNPACK() ? 64u : 0u) | (c10::GradMode::is_enabled() ? 128u : 0u) | (static_cast<std::uint32_t>(g.float32MatmulPrecision()) << 8);
   c.float_control = _mm_getcsr() & ~0x3fu;   // without the sticky exception flags
   return c;
 }

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -55,7 +56,8 @@ c10::Storage fresh_storage(CpuAllocator& allocator, std::uint64_t bytes) {
 /// Settings of the recorded op, while it is replayed.
 class ContextGuard {
  public:
-  ContextGuard(const NumericContext& wanted, const NumericContext& now) : now_(now), changed_(!(wanted == now)) {
+  ContextGuard(const NumericContext& wanted, const NumericContext& now)
+      : wanted_(wanted), now_(now), changed_(!(wanted == now)) {
     if (changed_) apply(wanted, now);
   }
   ~ContextGuard() {
@@ -63,13 +65,13 @@ class ContextGuard {
   }
 
  private:
-  void apply(const NumericContext& to, const NumericContext& from) {
-    wanted_ = to;
+  static void apply(const NumericContext& to, const NumericContext& from) {
     auto& g = at::globalContext();
     if (to.threads != from.threads) at::set_num_threads(to.threads);
     if (to.default_dtype != from.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
     if (to.float_control != from.float_control) _mm_setcsr(to.float_control);
     if (to.flags == from.flags) return;
+    c10::GradMode::set_enabled((to.flags & 128) != 0);   // oneDNN's recurrent layers keep a workspace only when it is on
     g.setDeterministicAlgorithms((to.flags & 1) != 0, g.deterministicAlgorithmsWarnOnly());
     g.setUserEnabledMkldnn((to.flags & 2) != 0);
     g.setSDPUseFlash((to.flags & 4) != 0);
@@ -80,8 +82,8 @@ class ContextGuard {
     static constexpr const char* kPrecisions[] = {"highest", "high", "medium"};   // in the enum's order
     g.setFloat32MatmulPrecision(kPrecisions[(to.flags >> 8) & 3]);
   }
-  NumericContext now_;
   NumericContext wanted_;
+  NumericContext now_;
   bool changed_;
 };
 
@@ -103,6 +105,7 @@ void Engine::restore(const std::vector<Value*>& targets) {
         --v->locks;
       }
       v->pass_uses = 0;
+      v->in_pass = false;
       // Temporaries that were not reached are let go; sources keep what they hold.
       if (!v->bound && v->held && v->recipe != nullptr) {
         if (v->block != nullptr) v->block->value = nullptr;
@@ -120,8 +123,8 @@ void Engine::restore(const std::vector<Value*>& targets) {
   };
   std::vector<Value*> walk;
   auto meet = [&](Value* v) {
-    if (v->visit != pass.id) {
-      v->visit = pass.id;
+    if (!v->in_pass) {
+      v->in_pass = true;
       v->pass_uses = 0;
       ++v->references;
       pass.members.push_back(v);
@@ -150,6 +153,9 @@ void Engine::restore(const std::vector<Value*>& targets) {
     }
     std::sort(pass.order.begin(), pass.order.end(), [](const Recipe* a, const Recipe* b) { return a->sequence < b->sequence; });
     for (Recipe* recipe : pass.order) replay(pass, recipe);
+    for (const Value* v : targets) {
+      TORCH_INTERNAL_ASSERT(v->resident || !v->bound, "memfit: a value of ", v->bytes, " bytes did not come back");
+    }
   } catch (...) {
     finish();
     throw;
@@ -220,7 +226,7 @@ void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c1
   c10::DataPtr& data = made->_mutable_data_ptr_no_checks();
   TORCH_INTERNAL_ASSERT(data.get_deleter() == &CpuAllocator::delete_block && Block::of(data.get_context())->requested == value->bytes,
                         "memfit: ", recipe->rule->name, " made a result of another size when it ran again");
-  const bool member = value->visit == pass.id && value->pass_uses > 0;
+  const bool member = value->in_pass && value->pass_uses > 0;
   if (value->bound) {
     settle(value, std::move(data));
     if (!value->resident) return;

@@ -90,6 +90,7 @@ struct Value {
   void* stand_in = nullptr;                            // address range that stands for evicted bytes
   std::uint64_t visit = 0;
   std::uint32_t pass_uses = 0;                         // uses left in the running replay pass
+  bool in_pass = false;                                // met by the running replay pass
   bool pass_locked = false;
   bool queued = false;                                 // in the evictor's queue
   bool bound = false;
