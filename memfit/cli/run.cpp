@@ -115,7 +115,8 @@ class Reporter {
     const std::string rank = page != nullptr && page->rank >= 0 ? fmt::format("rank {}: ", page->rank) : "";
     const std::string where = flags_.report.empty() ? "" : "; report: " + path;
     say(rank + report::run_report_line(page, facts) + where);
-    if (page != nullptr && page->message[0] != '\0') say(rank + page->message);
+    // A refusal's text was the program's to show.
+    if (page != nullptr && page->message[0] != '\0' && page->refusals.load() == 0) say(rank + page->message);
     if (page != nullptr && report::ended_by_refusal(*page, facts)) {
       say(fmt::format("{}does not fit. The smallest limit that gets past this point: {}", rank, next_limit(*page)));
     }

@@ -74,19 +74,25 @@ bool executable_file(const std::string& path, int& error) {
 /// LD_PRELOAD splits its value at these.
 bool can_be_preloaded(const std::string& path) { return path.find_first_of(" :") == std::string::npos; }
 
-std::string preload_value(std::string library, const StatusFolder& folder) {
-  if (!can_be_preloaded(library)) {
-    // The library finds its neighbours by its real path, so a link with a plain name will do.
-    const std::string link = folder.path() + "/libmemfit_preload.so";
-    if (!can_be_preloaded(link) || ::symlink(library.c_str(), link.c_str()) != 0) {
-      throw Error(ExitStatus::Failed, fmt::format("\"{}\" has a blank or a colon in its name, which LD_PRELOAD cannot say. "
-                                                  "Move memfit to another folder.", library));
-    }
-    library = link;
+/// `library` by a name that LD_PRELOAD can say.
+std::string preloadable(const fs::path& library, const StatusFolder& folder) {
+  if (can_be_preloaded(library.string())) return library.string();
+  // The library finds its neighbours by its real path, so a link with a plain name will do.
+  const std::string link = folder.path() + "/" + library.filename().string();
+  if (!can_be_preloaded(link) || ::symlink(library.c_str(), link.c_str()) != 0) {
+    throw Error(ExitStatus::Failed, fmt::format("\"{}\" has a blank or a colon in its name, which LD_PRELOAD cannot say. "
+                                                "Move memfit to another folder.", library.string()));
   }
+  return link;
+}
+
+std::string preload_value(const LaunchOptions& options, const StatusFolder& folder) {
+  const fs::path library = find_preload_library();
+  std::string value = preloadable(library, folder);
+  // Only a limit of resident memory needs to see what is no tensor; otherwise the program's heap is left as it is.
+  if (options.memory) value += ":" + preloadable(library.parent_path() / "libmemfit_heap.so", folder);
   const char* before = std::getenv("LD_PRELOAD");
-  if (before == nullptr || *before == '\0') return library;
-  return library + ":" + before;
+  return before != nullptr && *before != '\0' ? value + ":" + before : value;
 }
 
 /// This process's environment with memfit's variables set or taken out.
@@ -104,7 +110,7 @@ std::vector<std::string> program_environment(const LaunchOptions& options, const
   ours[kReport] = std::nullopt;    // reports are ours to write
   ours[kAttached] = std::nullopt;  // a memfit inside a memfit starts anew
   ours[kStatusDir] = folder.path();
-  ours["LD_PRELOAD"] = preload_value(find_preload_library(), folder);
+  ours["LD_PRELOAD"] = preload_value(options, folder);
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;

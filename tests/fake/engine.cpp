@@ -67,6 +67,16 @@ extern "C" int memfit_attach(char* message, size_t capacity) {
   using SetHook = void (*)(void (*)());
   auto set_hook = reinterpret_cast<SetHook>(dlsym(RTLD_DEFAULT, "memfit_preload_set_thread_hook"));
   if (set_hook != nullptr) set_hook([] { log_line("thread"); });
+  using SetLargeHook = void (*)(void (*)(size_t));
+  auto set_large_hook = reinterpret_cast<SetLargeHook>(dlsym(RTLD_DEFAULT, "memfit_preload_set_large_alloc_hook"));
+  if (set_large_hook != nullptr) {
+    set_large_hook([](size_t bytes) {
+      free(malloc(4 << 20));  // not announced: this is the engine's own
+      char line[64];
+      snprintf(line, sizeof line, "large %zu KiB", bytes >> 10);
+      log_line(line);
+    });
+  }
   return 0;
 }
 

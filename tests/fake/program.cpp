@@ -1,5 +1,6 @@
 // A program for tests of `memfit run`: does what its arguments say, one after the other.
 //   say TEXT | cat | env NAME | exit N | raise N | throw | sleep MS
+//   heap                      take and give back memory in every way there is, small and large, and check it
 //   parent N                  send signal N to the process that started this one
 //   dlopen PATH | leaf        open a library (and keep it); open the library that opens its neighbour by a bare name
 //   thread | fork             start and join a thread; fork a child that exits at once with 0, and wait for it
@@ -9,9 +10,11 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,6 +46,45 @@ void open_leaf() {
   if (opener == nullptr) fail(dlerror());
   auto open = reinterpret_cast<void* (*)()>(dlsym(opener, "fake_open_leaf"));
   if (open() == nullptr) fail(dlerror());
+}
+
+void use(void* block, size_t bytes, size_t alignment = 16) {
+  if (block == nullptr || reinterpret_cast<uintptr_t>(block) % alignment != 0) fail("no memory, or not aligned");
+  memset(block, 1, bytes);
+}
+
+/// Each way of asking, with a size of its own, so that a log tells them apart: 1001 KiB, 1002 KiB and so on.
+void use_heap() {
+  for (size_t kib : {size_t{1}, size_t{1000}}) {
+    const size_t bytes = kib << 10;
+    void* volatile block = malloc(bytes + 1024);
+    use(block, bytes + 1024);
+    block = realloc(block, bytes + 2048);
+    use(block, bytes + 2048);
+    free(block);
+    block = calloc(bytes / 1024 + 3, 1024);
+    if (block == nullptr || *static_cast<char*>(block) != 0) fail("calloc");
+    use(block, bytes + 3 * 1024);
+    free(block);
+    block = aligned_alloc(4096, bytes + 4096);
+    use(block, bytes + 4096, 4096);
+    free(block);
+    void* aligned = nullptr;
+    if (posix_memalign(&aligned, 64, bytes + 5 * 1024) != 0) fail("posix_memalign");
+    use(aligned, bytes + 5 * 1024, 64);
+    free(aligned);
+    auto* array = new char[bytes + 6 * 1024];
+    use(array, bytes + 6 * 1024);
+    delete[] array;
+    void* pages = mmap(nullptr, bytes + 7 * 1024, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    use(pages, bytes + 7 * 1024, 4096);
+    munmap(pages, bytes + 7 * 1024);
+    // Addresses only: nothing becomes resident.
+    void* addresses = mmap(nullptr, bytes << 10, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    munmap(addresses, bytes << 10);
+  }
+  volatile size_t too_many = SIZE_MAX / 2;
+  if (calloc(too_many, 4) != nullptr) fail("calloc gave what does not exist");
 }
 
 void wait_for(pid_t child) {
@@ -97,6 +139,7 @@ int main(int argc, char** argv) {
     else if (is("env")) { const char* name = next(); printf("%s=%s\n", name, getenv(name) ? getenv(name) : "(none)"); }
     else if (is("exit")) exit(atoi(next()));
     else if (is("raise")) raise(atoi(next()));
+    else if (is("heap")) use_heap();
     else if (is("parent")) kill(getppid(), atoi(next()));
     else if (is("throw")) throw std::runtime_error("out of budget");
     else if (is("sleep")) usleep(static_cast<useconds_t>(atoi(next())) * 1000);
