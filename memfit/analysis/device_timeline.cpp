@@ -271,6 +271,7 @@ void TimelineBuilder::play_forward() {
   };
   lay_base(t_, layout, [&](const char* what) { violation(kNever, fmt::format("at the start of the recording: {}", what)); },
            [&](std::uint32_t i, std::uint64_t bytes) { t_.base_blocks[i].size = bytes; });
+  for (const std::uint32_t owner : layout.lost) t_.base_blocks[owner & ~kBaseFlag].size = 0;
   bury(0);
   t_.unrecorded = layout.allocated() + layout.pending();
   t_.base_allocated = layout.allocated();

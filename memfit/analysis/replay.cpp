@@ -345,12 +345,14 @@ ReplayResult predict(const ReplayProgram& program, const WhatIf& what) {
     }
     if (sim.allocated() > result.allocated_peak) result.allocated_peak = sim.allocated();
   };
+  const auto left_out = [&](trace::StackId stack) { return what.without != nullptr && (*what.without)[stack]; };
   // What was live before the recording is asked for again, in order of address: its own history is not known.
   std::vector<std::uint32_t> order(t.base_blocks.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return t.base_blocks[a].address < t.base_blocks[b].address; });
   for (const std::uint32_t i : order) {
     const BaseBlock& block = t.base_blocks[i];
+    if (block.size == 0 || left_out(block.stack)) continue;
     base[i] = sim.allocate(block.requested != 0 ? block.requested : block.size, block.stream, block.pool);
     peak(kNever);
     if (base[i] == nullptr) {
@@ -374,6 +376,7 @@ ReplayResult predict(const ReplayProgram& program, const WhatIf& what) {
     switch (event.action) {
       case AllocatorAction::Alloc:
       case AllocatorAction::OutOfMemory: {
+        if (left_out(event.stack)) break;
         Block* block = sim.allocate(event.size, event.stream, pool_of(program, i));
         peak(i);
         if (block == nullptr) fail(i, event.size);

@@ -56,6 +56,7 @@ struct WhatIf {
   AllocatorSettings settings;
   std::optional<std::uint64_t> capacity;      // bytes this process can have; absent = no limit
   std::optional<std::uint64_t> device_total;  // for memory fractions; absent = capacity
+  const std::vector<bool>* without = nullptr;  // by stack: requests that are left out
 };
 
 /// Replay with other settings or on another device, until the end or the first allocation that fails.

@@ -59,7 +59,7 @@ void run_whatif(const WhatIfArguments& args) {
     views.push_back(std::move(view));
   }
   if (args.json) {
-    fmt::print("{}\n", report::whatif_json(views).dump(1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", report::json_text(report::whatif_json(views)));
   } else {
     fmt::print("{}", report::whatif_text(views));
     if (!args.search) fmt::print("Next: memfit whatif {} --search    tries the settings that can help\n", args.file);

@@ -6,7 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "memfit/analysis/explain.h"
+#include "memfit/analysis/ranks.h"
 #include "memfit/analysis/replay.h"
+#include "memfit/analysis/snapshot_diff.h"
 
 namespace memfit::report {
 
@@ -21,5 +24,17 @@ struct WhatIfView {
 
 nlohmann::json whatif_json(const std::vector<WhatIfView>& devices);
 std::string whatif_text(const std::vector<WhatIfView>& devices);
+
+nlohmann::json explain_json(const analysis::Explanation& explanation);
+std::string explain_text(const analysis::Explanation& explanation);
+
+nlohmann::json ranks_json(const std::vector<analysis::RankSummary>& ranks, const analysis::RankComparison& comparison);
+std::string ranks_text(const std::vector<analysis::RankSummary>& ranks, const analysis::RankComparison& comparison);
+
+nlohmann::json diff_json(const std::vector<analysis::SnapshotDiff>& devices);
+std::string diff_text(const std::vector<analysis::SnapshotDiff>& devices);
+
+/// JSON as text: names in files need not be UTF-8, and the output always is.
+std::string json_text(const nlohmann::json& value);
 
 }  // namespace memfit::report
