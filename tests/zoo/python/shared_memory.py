@@ -1,0 +1,54 @@
+"""share_memory_ tensors: a forked child and a queue write what the parent trains on."""
+import sys
+
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn import functional as F
+
+from zoo import Recorder, seed_everything
+
+
+def fill(shared, wanted, done):
+    while True:
+        step = wanted.get()
+        if step is None:
+            return
+        generator = torch.Generator().manual_seed(step)
+        shared.copy_(torch.randn(shared.shape, generator=generator))
+        done.put((step, torch.full((1024,), float(step))))
+
+
+def main():
+    rec = Recorder(sys.argv)
+    seed_everything(59)
+    context = mp.get_context("fork")
+    model = nn.Sequential(nn.Linear(96, 192), nn.Tanh(), nn.Linear(192, 192), nn.GELU(), nn.Linear(192, 96))
+    model.share_memory()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    shared = torch.zeros(1024, 96).share_memory_()
+    wanted, done = context.Queue(), context.Queue()
+    child = context.Process(target=fill, args=(shared, wanted, done))
+    child.start()
+    for step in range(4):
+        wanted.put(step)
+        _, extra = done.get()
+        moved = torch.tanh(shared * 2.0)
+        moved.share_memory_()
+        loss = F.mse_loss(model(moved), shared) + extra.mean() * 0.0
+        optimizer.zero_grad()
+        loss.backward()
+        rec.add(step, "loss", loss)
+        rec.add(step, "extra", extra)
+        rec.module(step, model)
+        rec.fixed_bytes(model, shared, moved)
+        optimizer.step()
+        del extra
+    wanted.put(None)
+    child.join()
+    rec.module(step, model)
+    rec.finish()
+
+
+if __name__ == "__main__":
+    main()
