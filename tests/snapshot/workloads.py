@@ -33,6 +33,13 @@ class Program:
     def empty_cache(self):
         self.ops.append(("empty",))
 
+    def others(self, size):
+        """From here other processes hold so much of the device."""
+        self.ops.append(("others", size))
+
+    def start_recording(self):
+        self.ops.append(("forget",))
+
     def end_pool(self, pool):
         self.ops.append(("end_pool", pool))
 
@@ -60,6 +67,15 @@ def run(program, allocator, on_oom="stop", rng=None):
             allocator.empty_cache()
         elif op[0] == "end_pool":
             allocator.end_pool(op[1])
+        elif op[0] == "others":
+            allocator.dev.others = op[1]
+        elif op[0] == "forget":  # recording starts here
+            allocator.events.clear()
+            allocator.reserved_after.clear()
+            for seg in allocator.segs:
+                seg.stack = None
+                for blk in seg.blocks:
+                    blk.stack = None
     return failed
 
 

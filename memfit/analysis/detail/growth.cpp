@@ -131,7 +131,8 @@ std::optional<Spike> find_spike(const DeviceExplanation& d, const Attribution& a
     if (spike.longest_life > brief) continue;  // it also holds on to some
     if (!best || spike.bytes > best->bytes) best = spike;
   }
-  if (best && best->bytes * 20 < d.peak_allocated * 3) return std::nullopt;  // 15 %
+  constexpr std::uint64_t kWorthSaying = std::uint64_t{32} << 20;
+  if (best && (best->bytes < kWorthSaying || best->bytes * 20 < d.peak_allocated * 3)) return std::nullopt;  // 15 %
   return best;
 }
 

@@ -167,7 +167,8 @@ void Judge::judge_oom(const OomState& oom) {
     d_.verdicts.push_back(std::move(verdict));
     return;
   }
-  if (shortfall == 0) {
+  // A few gaps exist in every full heap; they are the cause only where they are worth something.
+  if (shortfall == 0 && oom.memory.stuck * 10 >= oom.usable) {
     std::uint64_t same = 0, other = 0;
     for (const auto& [pool, bytes] : oom.memory.stuck_by_pool) (pool == std::make_pair(oom.stream, oom.pool) ? same : other) += bytes;
     const bool divided = same + oom.device_free < oom.requested && same + other + oom.device_free >= oom.requested;
@@ -187,10 +188,15 @@ void Judge::judge_oom(const OomState& oom) {
     d_.verdicts.push_back(std::move(verdict));
     return;
   }
-  Verdict verdict = make(VerdictKind::Capacity, shortfall);
+  const std::uint64_t missing = shortfall != 0 ? shortfall : need > oom.device_free ? need - oom.device_free : oom.requested;
+  Verdict verdict = make(VerdictKind::Capacity, missing);
   say_oom(verdict, oom);
-  verdict.evidence.push_back(fmt::format("{} in use and {} asked for are {} more than the {} this process could have, even without a gap", size_text(in_use), size_text(oom.requested),
-                                         size_text(shortfall), size_text(oom.usable)));
+  if (shortfall != 0)
+    verdict.evidence.push_back(fmt::format("{} in use and {} asked for are {} more than the {} this process could have, even without a gap", size_text(in_use),
+                                           size_text(oom.requested), size_text(shortfall), size_text(oom.usable)));
+  else
+    verdict.evidence.push_back(fmt::format("{} of the {} this process could have are in use; only {} are lost in gaps, and {} more were needed", size_text(in_use),
+                                           size_text(oom.usable), size_text(oom.memory.stuck), size_text(missing)));
   say_owners(verdict);
   say_retries(verdict);
   advise_settings(verdict);
