@@ -146,7 +146,7 @@ class Simulator {
     }
     const ValueId v = in.target;
     if (v >= step_.values.size()) return fail(at, fmt::format("there is no value {}", v));
-    if (step_.values[v].pinned) return fail(at, fmt::format("value {} is pinned", v));
+    if (step_.values[v].pinned && (state_[v] & kHeld)) return fail(at, fmt::format("value {} is pinned", v));
     switch (in.action) {
       case Action::Drop: return drop(v, at);
       case Action::Pack: return pack(v, at);

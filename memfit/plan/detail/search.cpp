@@ -24,6 +24,9 @@ Search::Search(const Problem& problem, Schedule& schedule, const SearchOptions& 
     double cost = gap.b > p_.n ? 0.0 : op >= 0 ? p_.cost[op] : 0.0;
     if (p_.packed[gap.value]) cost = std::min(cost, static_cast<double>(p_.pack_cost[gap.value]) + p_.unpack_cost[gap.value]);
     estimate_.push_back(static_cast<float>(cost));
+    const bool comes_back = options_.recompute && op >= 0 && (gap.b > p_.n || p_.replayable[op]);
+    const bool packs = options_.pack && p_.packed[gap.value] && gap.b <= p_.n;
+    usable_.push_back(comes_back || packs);
   }
 }
 
@@ -33,6 +36,13 @@ std::vector<Absence> Search::inside(std::int32_t gap) const {
   for (const Absence& x : s_.absences(g.value))
     if (x.a >= g.a && x.b <= g.b) list.push_back(x);
   return list;
+}
+
+bool Search::touched(std::int32_t gap) const {
+  const Gap& g = p_.gaps[gap];
+  for (const Absence& x : s_.absences(g.value))
+    if (x.a >= g.a && x.b <= g.b) return true;
+  return false;
 }
 
 std::vector<Absence> Search::compose(std::int32_t gap, const std::vector<Absence>& list) const {
@@ -117,7 +127,7 @@ void Search::shortlist(const Weighting& weighting, std::vector<std::int32_t>& ga
   for (std::int32_t g = 0; g < count; ++g) {
     const Gap& gap = p_.gaps[g];
     const double relief = weight_[std::min({gap.b, p_.death[gap.value] + 1, p_.n + 1})] - weight_[gap.a + 1];
-    if (relief <= 0 || tabu_[g] > iteration_) continue;
+    if (relief <= 0 || tabu_[g] > iteration_ || !usable_[g]) continue;
     const auto& list = s_.absences(gap.value);
     bool away = false;
     for (const Absence& x : list) away |= x.a == gap.a && x.b == gap.b;
@@ -160,18 +170,21 @@ bool Search::repair(const Weighting& weighting) {
     Move best;
     double best_score = 0;
     auto consider = [&](std::int32_t g) {
+      bool helps = false;
       for (auto& list : variants(g)) {
         Move move{g, std::move(list), 0, 0};
         if (!probe(move)) continue;
         const Gap& gap = p_.gaps[g];
         if (move.list.size() == 1 && move.list[0].a == gap.a && move.list[0].b == gap.b) estimate_[g] = static_cast<float>(std::max(0.0, move.cost));
         if (move.violation >= 0) continue;
+        helps = true;
         const double score = (move.cost + 1e-9) / -static_cast<double>(move.violation) * (1.0 + weighting.noise * uniform());
         if (best.gap < 0 || score < best_score) {
           best_score = score;
           best = std::move(move);
         }
       }
+      if (!helps) estimate_[g] = estimate_[g] * 4 + 1e-4f;  // make room on the shortlist for others
     };
     shortlist(weighting, gaps);
     for (std::int32_t g : gaps) consider(g);
@@ -194,14 +207,14 @@ bool Search::repair(const Weighting& weighting) {
 /// For long steps: take many of the most promising gaps before looking at the profile again.
 void Search::repair_in_batches() {
   std::vector<std::int32_t> gaps;
-  const auto batch = static_cast<std::int32_t>(p_.gaps.size() / 100);
-  for (int round = 0; round < 400 && !s_.feasible(); ++round) {
+  const auto batch = static_cast<std::int32_t>(p_.gaps.size() / 800);
+  for (int round = 0; round < 3000 && !s_.feasible(); ++round) {
     Weighting weighting;
     weighting.tries = batch;
     shortlist(weighting, gaps);
     if (gaps.empty()) return;
     const std::int64_t before = s_.violation();
-    double worst_score = -1;
+    double best_score = -1;
     std::size_t taken = 0;
     for (std::int32_t g : gaps) {
       const Gap& gap = p_.gaps[g];
@@ -211,15 +224,17 @@ void Search::repair_in_batches() {
       Move move{g, {}, 0, 0};
       const bool pack = options_.pack && p_.packed[gap.value] && gap.b <= p_.n;
       move.list = {pack ? Schedule::pack(gap.a, gap.b) : Schedule::recompute(gap.a, gap.b)};
-      if (p_.producer[gap.value] < 0 || (!pack && gap.b <= p_.n && !p_.replayable[p_.producer[gap.value]]) || !apply(move)) {
-        estimate_[g] = 1e9f;
+      const bool done = apply(move);
+      const std::int64_t relief = done ? violation - s_.violation() : 0;
+      if (relief <= 0) {
+        s_.rollback(mark);
+        estimate_[g] = estimate_[g] * 4 + 1e-4f;
         continue;
       }
       estimate_[g] = static_cast<float>(std::max(0.0, s_.cost() - cost));
-      const std::int64_t relief = violation - s_.violation();
-      const double score = (s_.cost() - cost) / std::max<double>(1.0, static_cast<double>(relief));
-      if (worst_score < 0) worst_score = std::max(score * 4, 1e-18);
-      if (relief <= 0 || score > worst_score) {
+      const double score = (s_.cost() - cost + 1e-9) / static_cast<double>(relief);
+      if (best_score < 0 || score < best_score) best_score = score;
+      if (score > 1.5 * best_score) {
         s_.rollback(mark);
         continue;
       }
@@ -242,13 +257,15 @@ bool Search::fits_again(std::int32_t value, const std::vector<Absence>& list) co
 }
 
 /// Take back what is not needed: absences whose end saves time and still fits, in the order of what they cost.
-void Search::clean(bool thorough) {
+void Search::clean(bool thorough, const Near& near) {
   std::vector<std::pair<double, std::int32_t>> order;
   for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g) {
     const Gap& gap = p_.gaps[g];
-    if (s_.absences(gap.value).empty() || inside(g).empty()) continue;
+    if (std::abs(gap.a - near.a) > near.reach && std::abs(gap.b - near.b) > near.reach) continue;
+    if (!touched(g)) continue;
     order.emplace_back(-(static_cast<double>(estimate_[g]) + 1e-9) * (1 + 0.2 * uniform()), g);
   }
+  s_.work += static_cast<std::int64_t>(p_.gaps.size()) / 4;
   std::sort(order.begin(), order.end());
   for (auto& [key, g] : order) {
     const std::vector<Absence> now = inside(g);
@@ -288,14 +305,15 @@ void Search::load(const Solution& solution) {
 }
 
 /// Give back some of what was taken, in one neighbourhood.
-void Search::ruin() {
+Search::Near Search::ruin() {
   std::vector<std::int32_t> away;
   for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g)
-    if (!s_.absences(p_.gaps[g].value).empty() && !inside(g).empty()) away.push_back(g);
+    if (touched(g)) away.push_back(g);
   s_.work += static_cast<std::int64_t>(p_.gaps.size()) / 2;
-  if (away.empty()) return;
+  if (away.empty()) return {};
   const std::int32_t seed = away[pick(away.size())];
   const Gap& center = p_.gaps[seed];
+  const std::int32_t around = p_.n <= 300 ? p_.n + 1 : std::max(30, p_.n / 16);
   std::vector<std::int32_t> chosen{seed};
   const double kind = uniform();
   const std::size_t size = 1 + static_cast<std::size_t>(pick(std::min<std::size_t>(6, away.size())));
@@ -317,10 +335,11 @@ void Search::ruin() {
     for (std::int32_t v : pass.due) add(v);
   }
   for (std::int32_t g : chosen) {
-    if (inside(g).empty()) continue;
+    if (!touched(g)) continue;
     s_.assign(p_.gaps[g].value, compose(g, {}));
     if (uniform() < 0.5) tabu_[g] = iteration_ + 1 + static_cast<std::uint32_t>(pick(8));
   }
+  return {center.a, center.b, around};
 }
 
 /// One round. Keeps the outcome when it is better, or a little worse with luck.
@@ -330,8 +349,9 @@ bool Search::ruin_and_recreate(double temperature) {
   const double cost = s_.cost();
   const std::int64_t violation = s_.violation();
   const double kind = uniform();
+  Near near;
   if (kind < 0.8) {
-    ruin();
+    near = ruin();
   } else {  // force one more gap away, and see what that makes superfluous
     const std::int32_t g = pick(p_.gaps.size());
     auto ways = variants(g);
@@ -343,7 +363,7 @@ bool Search::ruin_and_recreate(double temperature) {
   weighting.noise = uniform() < 0.3 ? 0.0 : uniform() * 1.5;
   weighting.tries = 4;
   repair(weighting);
-  clean(uniform() < 0.5);
+  clean(uniform() < 0.5, near);
   const bool better = s_.violation() < violation ||
                       (s_.violation() == violation && s_.cost() <= cost - temperature * cost * std::log(std::max(1e-9, uniform())));
   if (!better) s_.rollback(0);
@@ -355,13 +375,16 @@ void Search::improve(std::int64_t budget) {
   double best_cost = s_.cost();
   std::int64_t best_violation = s_.violation();
   const std::int64_t start = s_.work;
-  while (s_.work - start < budget && (s_.cost() > kTiny || !s_.feasible())) {
+  const std::int64_t patience = 300 + static_cast<std::int64_t>(20 * p_.gaps.size() * std::max(1.0, options_.effort));
+  std::int64_t idle = 0;  // rounds without a better best
+  while (s_.work - start < budget && idle++ < patience && (s_.cost() > kTiny || !s_.feasible())) {
     const double left = 1.0 - static_cast<double>(s_.work - start) / static_cast<double>(budget);
     ruin_and_recreate(0.02 * left * left);
     if (s_.violation() < best_violation || (s_.violation() == best_violation && s_.cost() < best_cost - kTiny)) {
       best = save();
       best_cost = s_.cost();
       best_violation = s_.violation();
+      idle = 0;
     }
   }
   s_.forget_history();
@@ -370,13 +393,13 @@ void Search::improve(std::int64_t budget) {
 
 bool Search::run() {
   if (p_.gaps.empty() || s_.feasible()) return s_.feasible();
-  if (p_.n > 3000) repair_in_batches();
+  if (p_.n > 20000) repair_in_batches();
   Weighting weighting;
   repair(weighting);
-  clean(true);
+  clean(true, {});
   s_.forget_history();
   improve(static_cast<std::int64_t>(options_.effort * 3e7));
-  clean(true);
+  if (p_.n <= 20000) clean(true, {});
   return s_.feasible();
 }
 

@@ -33,6 +33,10 @@ class Search {
     double cost = 0;            // change
     std::int64_t violation = 0; // change
   };
+  /// Gaps that begin about at `a` or end about at `b`.
+  struct Near {
+    std::int32_t a = 0, b = 0, reach = 1 << 30;
+  };
   struct Weighting {
     double power = 1.0;  // weight of a stage = (bytes above the limit)^power
     double noise = 0.0;
@@ -42,14 +46,15 @@ class Search {
 
   bool repair(const Weighting& weighting);
   void repair_in_batches();
-  void clean(bool thorough);
+  void clean(bool thorough, const Near& near);
   void improve(std::int64_t budget);
   bool ruin_and_recreate(double temperature);
-  void ruin();
+  Near ruin();
 
   std::vector<std::vector<Absence>> variants(std::int32_t gap) const;
   std::vector<Absence> compose(std::int32_t gap, const std::vector<Absence>& list) const;
   std::vector<Absence> inside(std::int32_t gap) const;
+  bool touched(std::int32_t gap) const;  // whether the value is away anywhere inside it
   bool probe(Move& move);
   bool apply(const Move& move) { return s_.assign(p_.gaps[move.gap].value, compose(move.gap, move.list)); }
   void shortlist(const Weighting& weighting, std::vector<std::int32_t>& gaps);
@@ -65,6 +70,7 @@ class Search {
   SearchOptions options_;
   std::mt19937_64 random_;
   std::vector<float> estimate_;                 // per gap: what dropping it cost when last probed
+  std::vector<std::uint8_t> usable_;            // per gap: can be away at all
   std::vector<std::uint32_t> tabu_;             // per gap: not before this iteration
   std::vector<std::int32_t> first_gap_;         // per value
   std::vector<double> weight_;                  // prefix sums over stages
