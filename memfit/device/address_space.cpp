@@ -37,30 +37,16 @@ std::size_t page_bytes() {
   return bytes;
 }
 
-void* map_pages(std::size_t bytes) {
-  const bool huge = bytes >= kHuge;
-  const std::size_t span = huge ? bytes + kHuge : bytes;
-  void* raw = mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void* reserve_pages(std::size_t bytes) {
+  void* raw = mmap(nullptr, bytes + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
-  if (!huge) return raw;
-  const auto begin = reinterpret_cast<std::uintptr_t>(raw);
-  const auto aligned = (begin + kHuge - 1) & ~(kHuge - 1);
-  if (aligned > begin) munmap(raw, aligned - begin);
-  const auto end = begin + span;
-  if (end > aligned + bytes) munmap(reinterpret_cast<void*>(aligned + bytes), end - aligned - bytes);
-  madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);
-  return reinterpret_cast<void*>(aligned);
+  return reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(raw) + kHuge - 1) & ~(kHuge - 1));
 }
 
-void unmap_pages(void* address, std::size_t bytes) noexcept { munmap(address, bytes); }
-
-void* remap_pages(void* address, std::size_t old_bytes, std::size_t new_bytes) noexcept {
-  if (new_bytes < old_bytes) {
-    munmap(static_cast<char*>(address) + new_bytes, old_bytes - new_bytes);
-    return address;
-  }
-  void* moved = mremap(address, old_bytes, new_bytes, MREMAP_MAYMOVE);
-  return moved == MAP_FAILED ? nullptr : moved;
+bool open_pages(void* address, std::size_t bytes) {
+  if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) return false;
+  madvise(address, bytes, MADV_HUGEPAGE);
+  return true;
 }
 
 void discard_pages(void* address, std::size_t bytes) noexcept { madvise(address, bytes, MADV_DONTNEED); }

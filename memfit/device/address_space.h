@@ -11,15 +11,12 @@ namespace memfit::device {
 /// Bytes of a page of the operating system (4096 on x86-64).
 std::size_t page_bytes();
 
-/// Map `bytes` (a multiple of page_bytes) of zeroed memory, aligned to 2 MiB and offered to huge pages when it is that
-/// large. Returns nullptr when the system has none. Cost: one or two system calls; pages are made at first touch.
-void* map_pages(std::size_t bytes);
-/// Give pages back; resident memory falls at once.
-void unmap_pages(void* address, std::size_t bytes) noexcept;
-/// Change a mapping's size, keeping its first min(old, new) bytes and their resident pages; may move.
-/// Returns nullptr when the system refuses; the old mapping is then unchanged.
-void* remap_pages(void* address, std::size_t old_bytes, std::size_t new_bytes) noexcept;
-/// Zero-cost loss of content: the pages go back to the system, the addresses stay.
+/// Reserve `bytes` of addresses without memory, aligned to 2 MiB. Returns nullptr when there are none.
+void* reserve_pages(std::size_t bytes);
+/// Make part of a reservation ordinary memory: zeroed, offered to huge pages, made at first touch.
+/// Returns false when the system refuses to commit it.
+bool open_pages(void* address, std::size_t bytes);
+/// The pages go back to the system, the addresses stay; the next touch finds zeros.
 void discard_pages(void* address, std::size_t bytes) noexcept;
 
 /// Addresses without memory: an evicted tensor's data pointer lies in one, so that a raw read is noticed as a fault.

@@ -10,12 +10,12 @@ namespace memfit::memory {
 struct alignas(64) Block {
   static constexpr std::uint32_t kMagic = 0x4d465442;
   enum Flag : std::uint32_t {
-    kMapped = 1,      // own mapping; otherwise from the heap
+    kLarge = 1,       // pages of the pool; otherwise from the heap
     kReplay = 2,      // allocated by the engine for itself, not by the program
   };
 
   std::uint64_t requested;   // bytes asked for
-  std::uint64_t capacity;    // bytes of the mapping or heap piece, header included
+  std::uint64_t capacity;    // bytes of the pages or heap piece, header included
   std::uint64_t birth;       // serial number of the allocation
   void* value;               // engine's Value, or nullptr
   const char* op;            // name of the op that asked, "" outside ops; interned, never freed

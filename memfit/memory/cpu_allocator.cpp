@@ -71,11 +71,12 @@ std::uint64_t CpuAllocator::set_limit(std::uint64_t limit) {
   return std::exchange(limit_, limit);
 }
 
-// Cached blocks never take the total over the limit, nor over what was live at the highest: keeping blocks warm must
-// not cost memory that the program would not have used.
+// Warm blocks never take the total over the limit, and hardly over what was live at the highest: keeping them must
+// not cost memory that the program would not have used. The slack lets sizes alternate without faulting pages in.
 std::uint64_t CpuAllocator::ceiling(std::uint64_t bytes) const {
   const std::uint64_t high = std::max(ledger_.peak_live, ledger_.live + bytes);
-  return limit_ == 0 ? high : std::min(high, limit_);
+  const std::uint64_t roomy = high + high / 16 + (std::uint64_t{4} << 20);
+  return limit_ == 0 ? roomy : std::min(roomy, limit_);
 }
 
 Block* CpuAllocator::take(std::uint64_t bytes) {
@@ -83,26 +84,18 @@ Block* CpuAllocator::take(std::uint64_t bytes) {
   if (bytes > (std::uint64_t{1} << 47)) throw std::bad_alloc();
   std::lock_guard lock(lock_);
   ++ledger_.allocations;
-  const bool mapped = round_up(bytes + sizeof(Block), 64) >= kMapThreshold;
-  const std::uint64_t capacity = round_up(bytes + sizeof(Block), mapped ? device::page_bytes() : 64);
+  const bool large = round_up(bytes + sizeof(Block), 64) >= kLarge;
+  const std::uint64_t capacity = round_up(bytes + sizeof(Block), large ? device::page_bytes() : 64);
   if (limit_ != 0 && ledger_.live + bytes > limit_) make_way(bytes);
-  Block* block = find_cached(capacity);
-  if (block == nullptr && mapped && ledger_.live + ledger_.cached + bytes > ceiling(bytes)) block = reshape_cached(capacity);
-  if (block != nullptr) {
-    ledger_.cached -= block->payload();
-    // A reshaped block may still leave too much in the cache.
-    const std::uint64_t top = ceiling(bytes);
-    if (ledger_.live + bytes + ledger_.cached > top) trim(top - ledger_.live - bytes);
-  } else {
-    const std::uint64_t top = ceiling(bytes);
-    if (ledger_.live + bytes + ledger_.cached > top) trim(top - ledger_.live - bytes);
-    block = from_system(capacity);
-  }
+  Block* block = large ? take_large(capacity) : take_small(capacity);
+  block->capacity = capacity;
+  ledger_.cached = small_cached_ + pool_.warm();
+  keep_under(ceiling(bytes) - bytes);
   block->requested = bytes;
   block->birth = ledger_.allocations;
   block->value = nullptr;
   block->op = thread_state.op;
-  block->flags = (mapped ? Block::kMapped : 0u) | (thread_state.replay ? Block::kReplay : 0u);
+  block->flags = (large ? Block::kLarge : 0u) | (thread_state.replay ? Block::kReplay : 0u);
   block->magic = Block::kMagic;
   block->next = live_head_.next;
   block->prev = &live_head_;
@@ -142,120 +135,60 @@ void CpuAllocator::give(Block* block) noexcept {
   ledger_.live -= block->requested;
   block->magic = 0;
   block->value = nullptr;
-  const std::uint64_t payload = block->payload();
-  const std::uint64_t top = limit_ == 0 ? ledger_.peak_live : std::min(ledger_.peak_live, limit_);
-  if (ledger_.live + ledger_.cached + payload > top) {
-    drop_cached(block);
-    return;
-  }
-  ledger_.cached += payload;
-  block->prev = nullptr;
-  if (block->flags & Block::kMapped) {
-    Block*& head = large_cache_[block->capacity];
-    block->next = head;
-    if (head != nullptr) head->prev = block;
-    head = block;
+  if (block->flags & Block::kLarge) {
+    pool_.give(block, block->capacity);
   } else {
-    small_cached_ += payload;
     Block*& head = small_cache_[block->capacity / 64];
     block->next = head;
     head = block;
+    small_cached_ += block->payload();
   }
+  ledger_.cached = small_cached_ + pool_.warm();
+  keep_under(ceiling(0));
 }
 
-Block* CpuAllocator::find_cached(std::uint64_t capacity) noexcept {
-  if (capacity < kMapThreshold) {
-    Block*& head = small_cache_[capacity / 64];
-    Block* block = head;
-    if (block == nullptr) return nullptr;
+/// Give back cached memory until live + cached is at most `top`.
+void CpuAllocator::keep_under(std::uint64_t top) noexcept {
+  if (ledger_.live + ledger_.cached > top) trim(top > ledger_.live ? top - ledger_.live : 0);
+}
+
+Block* CpuAllocator::take_small(std::uint64_t capacity) {
+  Block*& head = small_cache_[capacity / 64];
+  if (Block* block = head) {
     head = block->next;
     small_cached_ -= block->payload();
     return block;
   }
-  const auto found = large_cache_.find(capacity);
-  if (found == large_cache_.end()) return nullptr;
-  Block* block = found->second;
-  unlink_cached(block);
-  return block;
-}
-
-void CpuAllocator::unlink_cached(Block* block) noexcept {
-  if (block->next != nullptr) block->next->prev = block->prev;
-  if (block->prev != nullptr) {
-    block->prev->next = block->next;
-  } else if (block->next != nullptr) {
-    large_cache_[block->capacity] = block->next;
-  } else {
-    large_cache_.erase(block->capacity);
-  }
-}
-
-// A cached block has to go anyway: its resident pages serve the new size instead of being faulted in again.
-Block* CpuAllocator::reshape_cached(std::uint64_t capacity) noexcept {
-  if (large_cache_.empty()) return nullptr;
-  auto found = large_cache_.lower_bound(capacity);
-  if (found == large_cache_.end()) --found;
-  Block* block = found->second;
-  const std::uint64_t old_payload = block->payload();
-  const std::uint64_t old_capacity = block->capacity;
-  unlink_cached(block);
-  void* moved = device::remap_pages(block, old_capacity, capacity);
-  if (moved == nullptr) {
-    ledger_.cached -= old_payload;
-    device::unmap_pages(block, old_capacity);
-    return nullptr;
-  }
-  block = static_cast<Block*>(moved);
-  block->capacity = capacity;
-  ledger_.cached += block->payload();
-  ledger_.cached -= old_payload;
-  return block;
-}
-
-Block* CpuAllocator::from_system(std::uint64_t capacity) {
-  ++ledger_.from_system;
-  void* raw = capacity >= kMapThreshold ? device::map_pages(capacity) : std::aligned_alloc(64, capacity);
-  if (raw == nullptr) {
+  auto* block = static_cast<Block*>(std::aligned_alloc(64, capacity));
+  if (block == nullptr) {
     trim(0);
-    raw = capacity >= kMapThreshold ? device::map_pages(capacity) : std::aligned_alloc(64, capacity);
+    block = static_cast<Block*>(std::aligned_alloc(64, capacity));
   }
-  if (raw == nullptr) throw std::bad_alloc();
-  Block* block = static_cast<Block*>(raw);
-  block->capacity = capacity;
+  if (block == nullptr) throw std::bad_alloc();
   return block;
 }
 
-void CpuAllocator::drop_cached(Block* block) noexcept {
-  if (block->flags & Block::kMapped) {
-    device::unmap_pages(block, block->capacity);
-  } else {
-    std::free(block);
-  }
+Block* CpuAllocator::take_large(std::uint64_t capacity) {
+  void* pages = pool_.take(capacity);
+  if (pages == nullptr) throw std::bad_alloc();
+  ledger_.served_cold = pool_.served_cold();
+  return static_cast<Block*>(pages);
 }
 
 std::uint64_t CpuAllocator::trim(std::uint64_t keep) noexcept {
   std::lock_guard lock(lock_);
-  std::uint64_t given = 0;
-  while (ledger_.cached > keep && !large_cache_.empty()) {
-    // Smallest block that is enough, else the largest.
-    auto found = large_cache_.lower_bound(ledger_.cached - keep + sizeof(Block));
-    if (found == large_cache_.end()) --found;
-    Block* block = found->second;
-    unlink_cached(block);
-    ledger_.cached -= block->payload();
-    given += block->payload();
-    drop_cached(block);
-  }
-  for (std::size_t i = small_cache_.size(); ledger_.cached > keep && i-- > 0;) {
-    while (small_cache_[i] != nullptr && ledger_.cached > keep) {
+  if (ledger_.cached <= keep) return 0;
+  std::uint64_t given = pool_.discard(ledger_.cached - keep);
+  for (std::size_t i = small_cache_.size(); ledger_.cached - given > keep && i-- > 0;) {
+    while (small_cache_[i] != nullptr && ledger_.cached - given > keep) {
       Block* block = small_cache_[i];
       small_cache_[i] = block->next;
       small_cached_ -= block->payload();
-      ledger_.cached -= block->payload();
       given += block->payload();
       std::free(block);
     }
   }
+  ledger_.cached = small_cached_ + pool_.warm();
   return given;
 }
 
@@ -310,16 +243,13 @@ void CpuAllocator::check_invariants() const {
     TORCH_INTERNAL_ASSERT(b->magic == Block::kMagic && b->requested <= b->payload() && b->next->prev == b);
     live += b->requested;
   }
-  std::uint64_t cached = 0;
-  for (const auto& [capacity, head] : large_cache_) {
-    for (const Block* b = head; b != nullptr; b = b->next) cached += b->payload();
-  }
+  pool_.check_invariants();
   std::uint64_t small = 0;
   for (const Block* head : small_cache_) {
     for (const Block* b = head; b != nullptr; b = b->next) small += b->payload();
   }
   TORCH_INTERNAL_ASSERT(live <= ledger_.live, "live blocks exceed the ledger");
-  TORCH_INTERNAL_ASSERT(small == small_cached_ && cached + small == ledger_.cached, "cached blocks and ledger differ");
+  TORCH_INTERNAL_ASSERT(small == small_cached_ && pool_.warm() + small == ledger_.cached, "cached blocks and ledger differ");
   TORCH_INTERNAL_ASSERT(ledger_.peak >= ledger_.live + ledger_.cached);
   TORCH_INTERNAL_ASSERT(limit_ == 0 || ledger_.peak_live >= ledger_.live);
 }

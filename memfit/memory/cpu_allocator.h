@@ -9,13 +9,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "memfit/core/bytes.h"
 #include "memfit/memory/block.h"
+#include "memfit/memory/page_pool.h"
 
 namespace memfit::memory {
 
@@ -40,7 +40,7 @@ struct Ledger {
   std::uint64_t program = 0;         // what live would be without evictions and replays
   std::uint64_t peak_program = 0;
   std::uint64_t allocations = 0;
-  std::uint64_t from_system = 0;     // allocations that no cached block served
+  std::uint64_t served_cold = 0;     // bytes of large blocks whose pages had to be made
 };
 
 class CpuAllocator final : public c10::Allocator {
@@ -92,11 +92,9 @@ class CpuAllocator final : public c10::Allocator {
 
  private:
   CpuAllocator();
-  Block* find_cached(std::uint64_t capacity) noexcept;
-  Block* reshape_cached(std::uint64_t capacity) noexcept;
-  Block* from_system(std::uint64_t capacity);
-  void drop_cached(Block* block) noexcept;
-  void unlink_cached(Block* block) noexcept;
+  Block* take_small(std::uint64_t capacity);
+  Block* take_large(std::uint64_t capacity);
+  void keep_under(std::uint64_t top) noexcept;
   void make_way(std::uint64_t bytes);
   std::uint64_t ceiling(std::uint64_t bytes) const;
   void note_live();
@@ -106,10 +104,10 @@ class CpuAllocator final : public c10::Allocator {
   Ledger ledger_;
   std::uint64_t limit_ = 0;
   MemoryPressure* pressure_ = nullptr;
-  static constexpr std::uint64_t kMapThreshold = 64 << 10;
-  std::array<Block*, kMapThreshold / 64 + 1> small_cache_{};
+  static constexpr std::uint64_t kLarge = 64 << 10;      // blocks of at least this come from the page pool
+  std::array<Block*, kLarge / 64> small_cache_{};        // by capacity
   std::uint64_t small_cached_ = 0;
-  std::map<std::uint64_t, Block*> large_cache_;   // capacity -> blocks, most recently freed first
+  PagePool pool_;
   Block live_head_;                               // list of live blocks
   std::uint64_t holders_peak_ = 0;
   bool holders_stale_ = false;
