@@ -12,7 +12,7 @@ std::vector<Growth> find_growth(const DeviceExplanation& d, const Attribution& a
   const DeviceTimeline& t = d.timeline;
   std::vector<std::uint32_t> bounds;
   for (const std::uint32_t step : d.steps)
-    if (step >= d.from && step <= d.to) bounds.push_back(step);
+    bounds.push_back(step);  // whatever the window: growth needs many steps
   // The first steps fill caches and make optimizer state.
   constexpr std::size_t kWarmUp = 2, kMost = 64;
   if (bounds.size() < kWarmUp + 4) return {};
