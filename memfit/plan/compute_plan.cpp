@@ -59,10 +59,17 @@ Floor forced_floor(const Step& step, const PlanOptions& options) {
 }
 
 detail::SearchOptions search_options(const PlanOptions& options) {
-  return {options.effort, options.seed, options.recompute, options.pack};
+  detail::SearchOptions out{options.effort, options.seed, options.recompute, options.pack, std::nullopt};
+  if (options.offload && options.offload->traffic.write_bytes_per_second > 0 && options.offload->traffic.read_bytes_per_second > 0) {
+    const Traffic& traffic = options.offload->traffic;
+    out.offload = detail::OffloadChannels{1 / traffic.write_bytes_per_second, 1 / traffic.read_bytes_per_second, traffic.latency.count(),
+                                          static_cast<std::int64_t>(std::min<std::uint64_t>(options.offload->limit.count(), 1ull << 62))};
+  }
+  return out;
 }
 
-std::optional<Plan> try_plan(const Step& step, const detail::Problem& problem, const PlanOptions& options) {
+std::optional<Plan> try_once(const Step& step, const detail::Problem& problem, const PlanOptions& options) {
+  if (problem.n == 0) return keep_everything(step);
   detail::Schedule schedule(problem, static_cast<std::int64_t>(options.limit.count()));
   detail::Search search(problem, schedule, search_options(options));
   if (!search.run()) return std::nullopt;
@@ -81,6 +88,19 @@ std::optional<Plan> try_plan(const Step& step, const detail::Problem& problem, c
   return plan;
 }
 
+/// Traffic is first planned to hide behind the ops. When there is more of it than that, the search is told that ops take longer; in
+/// truth they then wait, and simulate() says for how long.
+std::optional<Plan> try_plan(const Step& step, const detail::Problem& problem, const PlanOptions& options) {
+  if (auto plan = try_once(step, problem, options)) return plan;
+  if (!search_options(options).offload) return std::nullopt;
+  for (double stretch : {1.5, 2.5, 4.0, 8.0, 16.0, 64.0}) {
+    detail::Problem slower = problem;
+    for (double& start : slower.start) start *= stretch;
+    if (auto plan = try_once(step, slower, options)) return plan;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Floor compute_floor(const Step& step, const PlanOptions& options) {
@@ -91,7 +111,7 @@ Floor compute_floor(const Step& step, const PlanOptions& options) {
   std::uint64_t low = floor.bound.count(), high = trace::peak_bytes(step).count();
   trial.limit = Bytes(low);
   if (try_plan(step, problem, trial)) high = low;
-  while (high - low > high / 128) {
+  while (high > low && high - low > high / 128) {
     trial.limit = Bytes(low + (high - low) / 2);
     if (auto plan = try_plan(step, problem, trial)) high = plan->predicted_peak.count();
     else low = trial.limit.count();

@@ -141,6 +141,94 @@ TEST(ComputePlan, PacksWhatIsDearToMakeAndCheapToPack) {
   EXPECT_GT(compute_plan(step, options).recompute, packed.packing);
 }
 
+constexpr double kMiB = 1 << 20;
+
+OffloadTarget fast_target() { return {1_GiB, Traffic{2000 * kMiB, 2000 * kMiB, Seconds(1e-5)}}; }
+
+TEST(ComputePlan, OffloadsBehindOpsInsteadOfRecomputing) {
+  Step step = chain(30, 5.0);
+  PlanOptions options;
+  options.limit = 16_MiB;
+  options.effort = 0.1;
+  const double alone = compute_plan(step, options).recompute.count();
+  options.offload = fast_target();
+  const Plan plan = compute_plan(step, options);
+  EXPECT_LE(plan.predicted_peak, options.limit);
+  EXPECT_GT(plan.offload_write, Bytes(0));
+  EXPECT_LT(plan.recompute.count() + plan.exposed.count(), alone / 4);
+}
+
+TEST(ComputePlan, StaysWithinTheRoomOutside) {
+  Step step = chain(30, 5.0);
+  PlanOptions options;
+  options.limit = 16_MiB;
+  options.effort = 0.1;
+  options.offload = fast_target();
+  options.offload->limit = 3_MiB;
+  const Plan plan = compute_plan(step, options);
+  EXPECT_LE(simulate(step, plan, options.offload->traffic).outside_peak, 3_MiB);
+}
+
+/// `count` parameters of 8 MiB with a state of 8 MiB each, used forward, backward, and written by the optimizer.
+Step optimizer_step(int count) {
+  StepBuilder b;
+  std::uint32_t storage = 0;
+  auto sized = [&](Bytes bytes) {
+    Value v;
+    v.bytes = bytes;
+    v.storage = storage++;
+    return v;
+  };
+  std::vector<ValueId> params, states, grads;
+  for (int i = 0; i < count; ++i) params.push_back(b.add_source(sized(8_MiB))), states.push_back(b.add_source(sized(8_MiB)));
+  auto op = [&](std::vector<ValueId> in, std::vector<Value> out, Replay replay = Replay::Yes) {
+    Op o;
+    o.name = b.intern("op");
+    o.seconds = Seconds(0.02);
+    o.replay = replay;
+    ValueId first = 0;
+    b.add_op(o, in, out, &first);
+    return first;
+  };
+  ValueId x = b.add_source(sized(1_MiB));
+  for (int i = 0; i < count; ++i) x = op({x, params[static_cast<std::size_t>(i)]}, {sized(1_MiB)});
+  for (int i = count; i-- > 0;) {
+    grads.push_back(op({x, params[static_cast<std::size_t>(i)]}, {sized(8_MiB)}));
+    Value p = b.value(params[static_cast<std::size_t>(i)]), s = b.value(states[static_cast<std::size_t>(i)]);
+    p.overwrites = params[static_cast<std::size_t>(i)];
+    s.overwrites = states[static_cast<std::size_t>(i)];
+    op({grads.back(), p.overwrites, s.overwrites}, {p, s}, Replay::WritesSource);
+    b.drop(grads.back());
+  }
+  b.step().seconds = Seconds(0.02 * 3 * count);
+  return b.take();
+}
+
+TEST(ComputePlan, MovesParametersAndOptimizerStateOutBetweenTheirUses) {
+  const Step step = optimizer_step(8);
+  ASSERT_EQ(trace::find_fault(step), std::nullopt);
+  PlanOptions options;
+  options.effort = 0.05;
+  options.limit = 80_MiB;  // parameters and state alone are 128
+  EXPECT_THROW(compute_plan(step, options), LimitTooLow);
+  options.offload = fast_target();
+  const Plan plan = compute_plan(step, options);
+  EXPECT_LE(plan.predicted_peak, options.limit);
+  EXPECT_FALSE(plan.starts_offloaded.empty());
+  EXPECT_LT(plan.exposed.count(), 0.1 * step.seconds.count());
+}
+
+TEST(ComputePlan, WaitsForASlowDiskWhenThereIsNoOtherWay) {
+  const Step step = optimizer_step(6);
+  PlanOptions options;
+  options.effort = 0.05;
+  options.limit = 70_MiB;
+  options.offload = OffloadTarget{1_GiB, Traffic{100 * kMiB, 100 * kMiB, Seconds(1e-4)}};
+  const Plan plan = compute_plan(step, options);
+  EXPECT_LE(plan.predicted_peak, options.limit);
+  EXPECT_GT(plan.exposed.count(), 0);
+}
+
 TEST(ComputePlan, IsTheSameEveryTime) {
   const Step step = chain(30);
   PlanOptions options;

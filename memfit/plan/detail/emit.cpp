@@ -14,6 +14,9 @@ class Emitter {
 
   Plan run() {
     for (std::int32_t v = 0; v < p_.m; ++v) departures(v);
+    // What frees bytes goes before what takes some.
+    for (auto& list : lists_)
+      std::stable_sort(list.begin(), list.end(), [](const Instruction& x, const Instruction& y) { return rank(x.action) < rank(y.action); });
     for (std::int32_t t = 0; t <= p_.n; ++t)
       if (!s_.pass(t).ops.empty()) pass(t);
     Plan plan;
@@ -22,6 +25,7 @@ class Emitter {
       plan.instructions.insert(plan.instructions.end(), list.begin(), list.end());
       plan.offsets.push_back(static_cast<std::uint32_t>(plan.instructions.size()));
     }
+    plan.starts_offloaded = starts_outside_;
     for (std::int32_t v = 0; v < p_.m; ++v)
       if (!s_.absences(v).empty()) summarise(v, plan);
     return plan;
@@ -30,6 +34,9 @@ class Emitter {
  private:
   std::vector<Instruction>& before(std::int32_t t) { return lists_[2 * static_cast<std::size_t>(t)]; }
   std::vector<Instruction>& after(std::int32_t t) { return lists_[2 * static_cast<std::size_t>(t) + 1]; }
+  static int rank(Action action) {
+    return action == Action::FinishOffload || action == Action::Drop ? 0 : action == Action::StartOffload || action == Action::Pack ? 1 : 2;
+  }
   static Instruction on(Action action, std::int32_t target, bool preserve = false) {
     return {action, preserve, static_cast<std::uint32_t>(target)};
   }
@@ -37,6 +44,10 @@ class Emitter {
   /// Departures and those returns that need no pass. They stand before the pass, which may want the values.
   void departures(std::int32_t v) {
     for (const Absence& x : s_.absences(v)) {
+      if (x.mode == Mode::Offload) {
+        outside(v, x);
+        continue;
+      }
       auto& gone = x.a < 0 ? before(0) : after(x.a);
       if (x.mode == Mode::Pack) {
         gone.push_back(on(Action::Pack, v));
@@ -45,6 +56,27 @@ class Emitter {
         gone.push_back(on(Action::Drop, v));
       }
     }
+  }
+
+  /// Copies begin where the search gave them time on their channel, so that they queue in that order.
+  void outside(std::int32_t v, const Absence& x) {
+    if (x.a >= 0) {
+      const bool clean = x.b > p_.n && p_.producer[v] < 0;  // never written in this step: the copy outside is still good
+      if (clean) {
+        after(x.a).push_back(on(Action::Drop, v));
+      } else {
+        const auto at = static_cast<std::int32_t>(std::upper_bound(p_.start.begin(), p_.start.end(), static_cast<double>(x.write_at)) - p_.start.begin()) - 1;
+        const std::int32_t begin = std::max(at, x.a + 1);
+        (begin < x.lo ? before(begin) : after(x.a)).push_back(on(Action::StartOffload, v));
+        before(x.lo).push_back(on(Action::FinishOffload, v));
+      }
+    } else {
+      starts_outside_.push_back(static_cast<trace::ValueId>(v));
+    }
+    if (x.b > p_.n) return;
+    before(x.hi + 1).push_back(on(Action::StartFetch, v));
+    before(x.b).push_back(on(Action::FinishFetch, v));
+    if (x.a >= 0) before(x.b).push_back(on(Action::DropCopy, v));
   }
 
   bool packed_at(std::int32_t v, std::int32_t t) const {
@@ -113,6 +145,7 @@ class Emitter {
   const Problem& p_;
   const Schedule& s_;
   std::vector<std::vector<Instruction>> lists_;
+  std::vector<trace::ValueId> starts_outside_;
 };
 
 }  // namespace

@@ -43,6 +43,7 @@ int Schedule::availability(std::int32_t value, std::int32_t stage) const {
 }
 
 double Schedule::own_cost(std::int32_t value, const Absence& absence) const {
+  if (absence.mode == Mode::Offload) return p_.offload_cost * static_cast<double>(p_.bytes[value]);
   return absence.mode == Mode::Pack ? static_cast<double>(p_.pack_cost[value]) + p_.unpack_cost[value] : 0.0;
 }
 

@@ -22,10 +22,12 @@ namespace memfit::plan::detail {
 enum class Mode : std::uint8_t { Recompute, Pack, Offload };
 
 /// Away from after op `a` to before op `b` (n+1: for good).
+/// Mode::Offload with a == -1 (away when the step begins) or b == n+1 (away when it ends) are two halves of one stay outside.
 /// Bytes are gone in the stages lo .. hi; content cannot be read in lo <= t < b, and is made by the pass at b for Mode::Recompute.
 struct Absence {
   std::int32_t a, b, lo, hi;
   Mode mode;
+  float write_at = 0, read_at = 0;  // Mode::Offload: when its copies begin, in seconds of the step; 0 long if there is none
   bool operator==(const Absence&) const = default;
 };
 
@@ -57,8 +59,8 @@ class Schedule {
   std::span<const std::int32_t> makers(std::int32_t value) const { return makers_[value]; }
   bool available(std::int32_t value, std::int32_t stage) const { return availability(value, stage) == 1; }
 
-  static Absence recompute(std::int32_t a, std::int32_t b) { return {a, b, a + 1, b, Mode::Recompute}; }
-  static Absence pack(std::int32_t a, std::int32_t b) { return {a, b, a + 1, b - 1, Mode::Pack}; }
+  static Absence recompute(std::int32_t a, std::int32_t b) { return {a, b, a + 1, b, Mode::Recompute, 0, 0}; }
+  static Absence pack(std::int32_t a, std::int32_t b) { return {a, b, a + 1, b - 1, Mode::Pack, 0, 0}; }
 
   /// Replace the absences of `value` (sorted, disjoint). False, and nothing changed, when some pass becomes impossible
   /// or would run more than `max_pass_ops` ops.

@@ -14,6 +14,8 @@ constexpr double kTiny = 1e-12;
 Search::Search(const Problem& problem, Schedule& schedule, const SearchOptions& options)
     : p_(problem), s_(schedule), options_(options), random_(options.seed), tabu_(problem.gaps.size(), 0),
       first_gap_(static_cast<std::size_t>(problem.m) + 1, 0), weight_(static_cast<std::size_t>(problem.n) + 3, 0.0) {
+  if (options_.offload) room_left_ = options_.offload->room;
+  written_.assign(p_.m, 0);
   std::size_t g = 0;
   for (std::int32_t v = 0; v <= p_.m; ++v) {
     while (g < p_.gaps.size() && p_.gaps[g].value < v) ++g;
@@ -26,7 +28,7 @@ Search::Search(const Problem& problem, Schedule& schedule, const SearchOptions& 
     estimate_.push_back(static_cast<float>(cost));
     const bool comes_back = options_.recompute && op >= 0 && (gap.b > p_.n || p_.replayable[op]);
     const bool packs = options_.pack && p_.packed[gap.value] && gap.b <= p_.n;
-    usable_.push_back(comes_back || packs);
+    usable_.push_back(comes_back || packs || (options_.offload && gap.a >= 0 && gap.b <= p_.n));
   }
 }
 
@@ -73,6 +75,8 @@ std::vector<std::vector<Absence>> Search::variants(std::int32_t gap) const {
   };
   const std::int32_t op = p_.producer[v];
   if (options_.pack && p_.packed[v] && g.b <= p_.n && g.b - g.a > 1) offer({Schedule::pack(g.a, g.b)});
+  if (options_.offload)
+    if (auto away = offload(gap)) offer({*away});
   const bool forever = g.b > p_.n;
   if (forever ? !(options_.recompute || op < 0) : !(options_.recompute && op >= 0 && p_.replayable[op])) {
     offer({});
@@ -166,7 +170,9 @@ void Search::shortlist_passes(std::vector<std::int32_t>& gaps) {
 
 bool Search::repair(const Weighting& weighting) {
   std::vector<std::int32_t> gaps;
-  while (!s_.feasible()) {
+  const std::size_t most_rounds = 100 + 8 * p_.gaps.size();
+  for (std::size_t round = 0; !s_.feasible(); ++round) {
+    if (round > most_rounds) return false;
     Move best;
     double best_score = 0;
     auto consider = [&](std::int32_t g) {
@@ -200,6 +206,7 @@ bool Search::repair(const Weighting& weighting) {
       for (std::int32_t g : gaps) consider(g);
     }
     if (best.gap < 0 || !apply(best)) return false;
+    if (!best.list.empty() && best.list[0].mode == Mode::Offload) note_outside(best.gap);
   }
   return true;
 }
@@ -284,7 +291,7 @@ void Search::clean(bool thorough, const Near& near) {
     } else if (fits_again(p_.gaps[g].value, now)) {
       consider({});
     }
-    if (best.gap >= 0) apply(best);
+    if (best.gap >= 0 && apply(best) && !best.list.empty() && best.list[0].mode == Mode::Offload) note_outside(best.gap);
   }
 }
 
@@ -355,7 +362,10 @@ bool Search::ruin_and_recreate(double temperature) {
   } else {  // force one more gap away, and see what that makes superfluous
     const std::int32_t g = pick(p_.gaps.size());
     auto ways = variants(g);
-    if (!ways.empty()) s_.assign(p_.gaps[g].value, compose(g, ways[pick(ways.size())]));
+    if (!ways.empty()) {
+      const auto& way = ways[pick(ways.size())];
+      if (s_.assign(p_.gaps[g].value, compose(g, way)) && !way.empty() && way[0].mode == Mode::Offload) note_outside(g);
+    }
   }
   Weighting weighting;
   const double power = uniform();
@@ -393,14 +403,149 @@ void Search::improve(std::int64_t budget) {
 
 bool Search::run() {
   if (p_.gaps.empty() || s_.feasible()) return s_.feasible();
+  if (options_.offload) offload_around();
   if (p_.n > 20000) repair_in_batches();
   Weighting weighting;
   repair(weighting);
   clean(true, {});
   s_.forget_history();
+  if (options_.offload) offload_the_dear();
   improve(static_cast<std::int64_t>(options_.effort * 3e7));
   if (p_.n <= 20000) clean(true, {});
   return s_.feasible();
+}
+
+double Search::free_write(std::int32_t except, double from, double length) const {
+  std::vector<std::pair<double, double>> busy;
+  for (std::int32_t v : outside_) {
+    if (v == except) continue;
+    for (const Absence& x : s_.absences(v))
+      if (x.mode == Mode::Offload && x.a >= 0 && !(x.b > p_.n && written_[v] == 0))
+        busy.emplace_back(x.write_at, x.write_at + options_.offload->latency + options_.offload->write_seconds_per_byte * static_cast<double>(p_.bytes[v]));
+  }
+  std::sort(busy.begin(), busy.end());
+  for (const auto& [begin, end] : busy) {
+    if (begin >= from + length) break;
+    from = std::max(from, end);
+  }
+  return from;
+}
+
+/// The latest begin of a read that is over at `until`; may be negative: there is no time for it.
+double Search::free_read(std::int32_t except, double until, double length) const {
+  std::vector<std::pair<double, double>> busy;
+  for (std::int32_t v : outside_) {
+    if (v == except) continue;
+    for (const Absence& x : s_.absences(v))
+      if (x.mode == Mode::Offload && x.b <= p_.n)
+        busy.emplace_back(x.read_at + options_.offload->latency + options_.offload->read_seconds_per_byte * static_cast<double>(p_.bytes[v]), x.read_at);
+  }
+  std::sort(busy.rbegin(), busy.rend());
+  for (const auto& [end, begin] : busy) {
+    if (end <= until - length) break;
+    until = std::min(until, begin);
+  }
+  return until - length;
+}
+
+std::optional<Absence> Search::offload(std::int32_t gap) const {
+  const Gap& g = p_.gaps[gap];
+  if (g.a < 0 || g.b > p_.n || room_left_ < p_.bytes[g.value]) return std::nullopt;
+  for (const Absence& x : s_.absences(g.value))
+    if (x.mode == Mode::Offload && (x.a < 0 || x.b > p_.n)) return std::nullopt;  // its one copy outside is in use
+  const double size = static_cast<double>(p_.bytes[g.value]);
+  const OffloadChannels& c = *options_.offload;
+  const double write = c.latency + c.write_seconds_per_byte * size, read = c.latency + c.read_seconds_per_byte * size;
+  if (p_.start[g.b] - p_.start[g.a + 1] < write + read) return std::nullopt;  // saves the look at the channels
+  const double write_at = free_write(g.value, p_.start[g.a + 1], write);
+  const double read_at = free_read(g.value, p_.start[g.b], read);
+  if (read_at <= write_at + write) return std::nullopt;
+  const auto begin = p_.start.begin();
+  const auto lo = static_cast<std::int32_t>(std::lower_bound(begin, p_.start.end(), write_at + write) - begin);
+  const auto fetch = static_cast<std::int32_t>(std::upper_bound(begin, p_.start.end(), read_at) - begin) - 1;
+  if (fetch <= lo || fetch > g.b) return std::nullopt;
+  return Absence{g.a, g.b, lo, fetch - 1, Mode::Offload, static_cast<float>(write_at), static_cast<float>(read_at)};
+}
+
+/// What lives across steps and is idle around the boundary: away from its last use to its first use in the next step.
+void Search::offload_around() {
+  struct Stay {
+    std::int32_t first, last;  // the version at the start of the step and the one at its end
+    double score;
+  };
+  std::vector<std::int32_t> next(p_.m, -1);
+  for (std::int32_t v = 0; v < p_.m; ++v)
+    if (p_.overwrites[v] >= 0) next[p_.overwrites[v]] = v;
+  std::vector<Stay> stays;
+  for (std::int32_t v = 0; v < p_.m; ++v) {
+    if (p_.producer[v] >= 0 || !p_.movable[v]) continue;
+    std::int32_t last = v;
+    while (next[last] >= 0) last = next[last];
+    if (p_.death[last] != p_.n || !p_.movable[last] || p_.uses[v].empty() || p_.uses[v][0] >= p_.n) continue;
+    const std::int32_t end = p_.uses[last].size() > 1 ? p_.uses[last][p_.uses[last].size() - 2] : p_.birth[last];
+    if (end < 0) continue;
+    const double idle = p_.start[p_.uses[v][0]] + p_.start[p_.n] - p_.start[end + 1];
+    stays.push_back({v, last, -idle * static_cast<double>(p_.bytes[v])});
+  }
+  std::sort(stays.begin(), stays.end(), [](const Stay& a, const Stay& b) { return a.score < b.score; });
+  const OffloadChannels& c = *options_.offload;
+  for (const Stay& stay : stays) {
+    if (s_.feasible()) return;
+    const double size = static_cast<double>(p_.bytes[stay.first]);
+    if (room_left_ < p_.bytes[stay.first]) continue;
+    const std::int32_t use = p_.uses[stay.first][0];
+    const auto uses = p_.uses[stay.last];
+    const std::int32_t end = uses.size() > 1 ? uses[uses.size() - 2] : p_.birth[stay.last];
+    const bool writes = stay.first != stay.last;
+    const double write = writes ? c.latency + c.write_seconds_per_byte * size : 0.0, read = c.latency + c.read_seconds_per_byte * size;
+    written_[stay.last] = writes;
+    const double write_at = writes ? free_write(stay.last, p_.start[end + 1], write) : p_.start[end + 1];
+    const double read_at = free_read(stay.first, p_.start[use], read);
+    if (read_at < 0 || write_at + write > p_.start[p_.n]) continue;
+    const auto begin = p_.start.begin();
+    const auto lo = std::max(end + 1, static_cast<std::int32_t>(std::lower_bound(begin, p_.start.end(), write_at + write) - begin));
+    const auto fetch = static_cast<std::int32_t>(std::upper_bound(begin, p_.start.end(), read_at) - begin) - 1;
+    const std::size_t mark = s_.mark();
+    const std::int64_t violation = s_.violation();
+    auto head = s_.absences(stay.first);
+    head.insert(head.begin(), Absence{-1, use, 0, fetch - 1, Mode::Offload, 0, static_cast<float>(read_at)});
+    bool done = s_.assign(stay.first, head);
+    auto tail = s_.absences(stay.last);
+    tail.push_back(Absence{end, p_.n + 1, lo, p_.n, Mode::Offload, static_cast<float>(write_at), 0});
+    done = done && s_.assign(stay.last, tail);
+    if (!done || s_.violation() >= violation) {
+      s_.rollback(mark);
+      continue;
+    }
+    room_left_ -= p_.bytes[stay.first];
+    outside_.push_back(stay.first);
+    if (writes) outside_.push_back(stay.last);
+  }
+}
+
+/// Recomputation that costs most per byte gives way to traffic, as far as the channels are free.
+void Search::offload_the_dear() {
+  std::vector<std::pair<double, std::int32_t>> order;
+  for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g)
+    if (touched(g) && p_.gaps[g].a >= 0 && p_.gaps[g].b <= p_.n)
+      order.emplace_back(-static_cast<double>(estimate_[g]) / static_cast<double>(p_.bytes[p_.gaps[g].value]), g);
+  std::sort(order.begin(), order.end());
+  for (const auto& [key, g] : order) {
+    const auto away = offload(g);
+    if (!away) continue;
+    Move move{g, {*away}, 0, 0};
+    if (!probe(move) || move.violation > 0 || move.cost >= -kTiny || !apply(move)) continue;
+    note_outside(g);
+  }
+}
+
+void Search::note_outside(std::int32_t gap) {
+  const std::int32_t v = p_.gaps[gap].value;
+  written_[v] = 1;
+  if (std::find(outside_.begin(), outside_.end(), v) == outside_.end()) {
+    outside_.push_back(v);
+    room_left_ -= p_.bytes[v];
+  }
 }
 
 }  // namespace memfit::plan::detail

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -12,11 +13,17 @@
 
 namespace memfit::plan::detail {
 
+struct OffloadChannels {
+  double write_seconds_per_byte = 0, read_seconds_per_byte = 0, latency = 0;
+  std::int64_t room = 0;  // bytes
+};
+
 struct SearchOptions {
   double effort = 1.0;
   std::uint64_t seed = 1;
   bool recompute = true;
   bool pack = true;
+  std::optional<OffloadChannels> offload;
 };
 
 class Search {
@@ -44,6 +51,13 @@ class Search {
   };
   using Solution = std::vector<std::pair<std::int32_t, std::vector<Absence>>>;
 
+  /// A stay outside for the whole gap whose copies hide behind ops, if both channels have time for it.
+  std::optional<Absence> offload(std::int32_t gap) const;
+  double free_write(std::int32_t except, double from, double length) const;
+  double free_read(std::int32_t except, double until, double length) const;
+  void offload_around();
+  void offload_the_dear();
+  void note_outside(std::int32_t gap);
   bool repair(const Weighting& weighting);
   void repair_in_batches();
   void clean(bool thorough, const Near& near);
@@ -75,6 +89,11 @@ class Search {
   std::vector<std::int32_t> first_gap_;         // per value
   std::vector<double> weight_;                  // prefix sums over stages
   std::uint32_t iteration_ = 0;
+  // Values that are, or once were, outside: the channels look only at these. Room is given back never: a search that tried
+  // something outside may end with less there than allowed, not with more.
+  std::vector<std::int32_t> outside_;
+  std::vector<std::uint8_t> written_;           // per value: its stay across the boundary needs a write
+  std::int64_t room_left_ = 0;
 };
 
 }  // namespace memfit::plan::detail
