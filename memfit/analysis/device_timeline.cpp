@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <unordered_map>
 
 #include "memfit/analysis/detail/block_layout.h"
@@ -110,8 +109,6 @@ void TimelineBuilder::find_base_blocks() {
     requested = requested || t_.event(i).action == AllocatorAction::FreeRequested;
   }
   t_.completes_on_request = requested && !completed;
-  t_.freed_at.assign(t_.count, kNever);
-  std::set<std::uint64_t> requested_only;
   for (std::uint32_t i = 0; i < t_.count; ++i) {
     const AllocatorEvent& event = t_.event(i);
     if (event.stack != trace::kNoStack) events_have_stacks_ = true;
@@ -130,14 +127,12 @@ void TimelineBuilder::find_base_blocks() {
       block.stack = event.stack;
       block.stream = event.stream;
       block.pool = event.pool;
-      block.freed_at = i;
       block.pending = !is_request;
       if (!is_request && i < 4) cut_ = true;
       t_.base_blocks.push_back(block);
       if (is_request && !t_.completes_on_request) open.set(event.address, static_cast<std::uint32_t>(t_.base_blocks.size() - 1) | kBase);
-    } else {
-      if ((found & kBase) == 0 && t_.freed_at[found] == kNever) t_.freed_at[found] = i;
-      if (!is_request || t_.completes_on_request) open.erase(event.address);
+    } else if (!is_request || t_.completes_on_request) {
+      open.erase(event.address);
     }
   }
   for (const trace::AllocatorSegment& segment : snapshot_.segments) {
@@ -272,7 +267,7 @@ void TimelineBuilder::play_forward() {
   lay_base(t_, layout, [&](const char* what) { violation(kNever, fmt::format("at the start of the recording: {}", what)); },
            [&](std::uint32_t i, std::uint64_t bytes) { t_.base_blocks[i].size = bytes; });
   for (const std::uint32_t owner : layout.lost) t_.base_blocks[owner & ~kBaseFlag].size = 0;
-  bury(0);
+  layout.lost.clear();
   t_.unrecorded = layout.allocated() + layout.pending();
   t_.base_allocated = layout.allocated();
   t_.base_reserved = layout.reserved();
@@ -281,12 +276,18 @@ void TimelineBuilder::play_forward() {
   t_.reserved_at_peak = layout.reserved();
   t_.peak_reserved = layout.reserved();
   t_.size_of.assign(t_.count, 0);
+  t_.freed_at.assign(t_.count, kNever);
   bool above = layout.allocated() + layout.pending() > layout.reserved();
   if (above && !t_.base_segments.empty()) violation(kNever, "at the start of the recording more is allocated than reserved");
   for (std::uint32_t i = 0; i < t_.count; ++i) {
     const AllocatorEvent& event = t_.event(i);
     const BlockLayout::Outcome outcome = apply_event(layout, event, i, t_.completes_on_request);
-    t_.size_of[i] = outcome.bytes;
+    const bool frees = event.action == AllocatorAction::FreeRequested || event.action == AllocatorAction::FreeCompleted;
+    t_.size_of[i] = frees && outcome.owner == BlockLayout::kNone ? 0 : outcome.bytes;
+    if (outcome.owner != BlockLayout::kNone) {
+      if ((outcome.owner & kBaseFlag) != 0) t_.base_blocks[outcome.owner & ~kBaseFlag].freed_at = i;
+      else t_.freed_at[outcome.owner] = i;
+    }
     if (outcome.violation != nullptr) violation(i, outcome.violation);
     if (!layout.lost.empty()) bury(i);
     if (layout.allocated() > t_.peak_allocated) {

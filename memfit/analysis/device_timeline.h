@@ -72,7 +72,8 @@ struct DeviceTimeline {
   std::uint64_t base_pending = 0;
 
   std::vector<std::uint32_t> freed_at;  // of each event: for an alloc the event that asked to free it, or kNever
-  std::vector<std::uint64_t> size_of;   // of each event: for an alloc the block's size; segments: bytes that took effect
+  // Of each event: an alloc's block; bytes a free took off the allocated; bytes of a segment that took effect.
+  std::vector<std::uint64_t> size_of;
 
   std::uint64_t final_allocated = 0, final_reserved = 0, final_pending = 0;
   std::uint64_t peak_allocated = 0, peak_reserved = 0;

@@ -258,6 +258,7 @@ BlockLayout::Outcome BlockLayout::request_free(std::uint64_t address) {
   pending_ += nodes_[node].size;
   outcome.node = node;
   outcome.bytes = nodes_[node].size;
+  outcome.owner = nodes_[node].event;
   return outcome;
 }
 
@@ -270,6 +271,7 @@ BlockLayout::Outcome BlockLayout::complete_free(std::uint64_t address) {
   }
   outcome.node = node;
   outcome.bytes = nodes_[node].size;
+  if (nodes_[node].state == State::Used) outcome.owner = nodes_[node].event;
   (nodes_[node].state == State::Used ? allocated_ : pending_) -= nodes_[node].size;
   nodes_[node].state = State::Free;
   if (nodes_[node].floating) {

@@ -42,6 +42,7 @@ class BlockLayout {
   struct Outcome {
     std::uint32_t node = kNone;   // allocated or freed
     std::uint64_t bytes = 0;      // its size
+    std::uint32_t owner = kNone;  // the freed block's event, when this took it off the allocated bytes
     const char* violation = nullptr;
   };
 

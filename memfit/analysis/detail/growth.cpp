@@ -71,14 +71,11 @@ std::uint64_t peak_without(const DeviceExplanation& d, const Attribution& attrib
       hidden += block.size;
       if (block.freed_at != kNever) ends[block.freed_at] += block.size;
     }
-  bool requests = false;
-  for (std::uint32_t i = 0; i < d.to && !requests; ++i) requests = t.event(i).action == AllocatorAction::FreeRequested;
   std::uint64_t allocated = t.base_allocated;
   if (d.from == 0) peak = allocated - std::min(hidden, allocated);
   for (std::uint32_t i = 0; i < d.to; ++i) {
     const trace::AllocatorEvent& event = t.event(i);
-    // Allocated bytes fall where a free is asked for, or completed where the recording has no requests.
-    const bool frees = event.action == AllocatorAction::FreeRequested || (event.action == AllocatorAction::FreeCompleted && !requests);
+    const bool frees = event.action == AllocatorAction::FreeRequested || event.action == AllocatorAction::FreeCompleted;
     const std::uint64_t freed = frees ? t.size_of[i] : 0;
     if (event.action == AllocatorAction::Alloc) {
       allocated += t.size_of[i];
