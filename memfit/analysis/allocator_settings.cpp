@@ -68,7 +68,8 @@ bool parse_divisions(const std::vector<std::string>& tokens, std::size_t& i, All
     } else {
       std::uint64_t mib = 0;
       if (!number(tokens[i], mib) || !std::has_single_bit(mib)) return false;
-      const std::size_t index = std::min<std::size_t>(static_cast<std::size_t>(std::countr_zero(mib)), table.size() - 1);
+      const std::size_t index =
+          std::min<std::size_t>(static_cast<std::size_t>(std::countr_zero(mib)), table.size() - 1);
       // The first entry counts for everything below it too.
       for (std::size_t k = first_free; k <= index; ++k) table[k] = last;
       first_free = std::max(first_free, index + 1);
@@ -135,7 +136,8 @@ AllocatorSettings settings_of(const trace::RecordedSettings& recorded) {
   apply_conf(recorded.conf, settings);  // what the fields below do not carry (large_segment_size_mb, ...)
   if (recorded.max_split_size) settings.max_split_size = *recorded.max_split_size;
   if (recorded.expandable_segments) settings.expandable_segments = *recorded.expandable_segments;
-  if (recorded.garbage_collection_threshold) settings.garbage_collection_threshold = *recorded.garbage_collection_threshold;
+  if (recorded.garbage_collection_threshold)
+    settings.garbage_collection_threshold = *recorded.garbage_collection_threshold;
   std::size_t index = 0;
   for (const auto& [key, divisions] : recorded.roundup_power2_divisions) {
     std::uint64_t mib = 0;
@@ -152,10 +154,12 @@ std::string conf_text(const AllocatorSettings& settings) {
   const AllocatorSettings usual;
   std::vector<std::string> parts;
   if (settings.expandable_segments) parts.emplace_back("expandable_segments:True");
-  if (settings.max_split_size != kNoSplitLimit) parts.push_back(fmt::format("max_split_size_mb:{}", settings.max_split_size >> 20));
+  if (settings.max_split_size != kNoSplitLimit)
+    parts.push_back(fmt::format("max_split_size_mb:{}", settings.max_split_size >> 20));
   if (settings.max_non_split_rounding != usual.max_non_split_rounding)
     parts.push_back(fmt::format("max_non_split_rounding_mb:{}", settings.max_non_split_rounding >> 20));
-  if (settings.large_segment != usual.large_segment) parts.push_back(fmt::format("large_segment_size_mb:{}", settings.large_segment >> 20));
+  if (settings.large_segment != usual.large_segment)
+    parts.push_back(fmt::format("large_segment_size_mb:{}", settings.large_segment >> 20));
   if (settings.garbage_collection_threshold > 0)
     parts.push_back(fmt::format("garbage_collection_threshold:{}", settings.garbage_collection_threshold));
   const auto& table = settings.roundup_power2_divisions;
@@ -168,7 +172,8 @@ std::string conf_text(const AllocatorSettings& settings) {
       parts.push_back(fmt::format("roundup_power2_divisions:[{}>:{}]", list, table.back()));
     }
   }
-  if (settings.memory_fraction) parts.push_back(fmt::format("per_process_memory_fraction:{}", *settings.memory_fraction));
+  if (settings.memory_fraction)
+    parts.push_back(fmt::format("per_process_memory_fraction:{}", *settings.memory_fraction));
   return fmt::format("{}", fmt::join(parts, ","));
 }
 

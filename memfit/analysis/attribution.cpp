@@ -8,7 +8,8 @@ namespace memfit::analysis {
 
 std::string_view name_of(Category category) {
   static constexpr std::array<std::string_view, kCategories> kNames = {
-      "parameter", "gradient", "optimizer", "activation", "input", "communication", "workspace", "other", "unknown", "unrecorded"};
+      "parameter",     "gradient",  "optimizer", "activation", "input",
+      "communication", "workspace", "other",     "unknown",    "unrecorded"};
   return kNames[static_cast<std::size_t>(category)];
 }
 
@@ -16,35 +17,51 @@ namespace {
 
 /// What one frame says about the stack it stands in. Bits, so that a frame is looked at once.
 enum Sign : std::uint32_t {
-  kAccumulateGrad = 1, kBackward = 2, kOptimizerState = 4, kOptimizer = 8, kCollective = 16, kWorkspace = 32, kLoader = 64,
-  kBuilds = 128, kForward = 256, kLibrary = 512, kNative = 1024,
+  kAccumulateGrad = 1,
+  kBackward = 2,
+  kOptimizerState = 4,
+  kOptimizer = 8,
+  kCollective = 16,
+  kWorkspace = 32,
+  kLoader = 64,
+  kBuilds = 128,
+  kForward = 256,
+  kLibrary = 512,
+  kNative = 1024,
 };
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-bool ends(std::string_view text, std::string_view part) { return text.size() >= part.size() && text.substr(text.size() - part.size()) == part; }
+bool ends(std::string_view text, std::string_view part) {
+  return text.size() >= part.size() && text.substr(text.size() - part.size()) == part;
+}
 
 std::uint32_t signs_of(std::string_view function, std::string_view file) {
   std::uint32_t signs = 0;
   const bool python = ends(file, ".py") || has(file, ".py") || file.substr(0, 1) == "<";
   if (!python) signs |= kNative;
-  if (has(file, "site-packages") || has(file, "dist-packages") || has(file, "/torch/") || has(file, "lib/python") || file.substr(0, 1) == "<" ||
-      file.empty())
+  if (has(file, "site-packages") || has(file, "dist-packages") || has(file, "/torch/") || has(file, "lib/python") ||
+      file.substr(0, 1) == "<" || file.empty())
     signs |= kLibrary;
   if (has(function, "AccumulateGrad") || has(function, "accumulate_grad")) signs |= kAccumulateGrad | kBackward;
   if (has(function, "_engine_run_backward") || has(function, "run_backward") || has(function, "autograd::Engine::") ||
       (function == "backward" && (has(file, "torch/_tensor.py") || has(file, "torch/autograd/"))))
     signs |= kBackward;
-  if (has(file, "torch/optim/") || has(file, "/optimizers/") || has(file, "bitsandbytes/optim") || has(file, "deepspeed/ops/adam")) {
+  if (has(file, "torch/optim/") || has(file, "/optimizers/") || has(file, "bitsandbytes/optim") ||
+      has(file, "deepspeed/ops/adam")) {
     signs |= kOptimizer;
     if (has(function, "init_group") || has(function, "init_state") || has(function, "_init_")) signs |= kOptimizerState;
   }
-  if (has(file, "torch/distributed/") || has(function, "ProcessGroupNCCL") || has(function, "c10d::")) signs |= kCollective;
-  if (has(function, "Workspace") || has(function, "workspace") || has(function, "cublasCreate") || has(function, "CudnnHandle")) signs |= kWorkspace;
+  if (has(file, "torch/distributed/") || has(function, "ProcessGroupNCCL") || has(function, "c10d::"))
+    signs |= kCollective;
+  if (has(function, "Workspace") || has(function, "workspace") || has(function, "cublasCreate") ||
+      has(function, "CudnnHandle"))
+    signs |= kWorkspace;
   if (has(file, "torch/utils/data/") || has(function, "pin_memory")) signs |= kLoader;
   const bool module = has(file, "torch/nn/modules/");
-  if (has(function, "reset_parameters") || has(function, "from_pretrained") || has(function, "load_state_dict") || has(function, "_load_from_state_dict") ||
-      (module && (function == "_apply" || function == "convert" || function == "cuda" || function == "to" || function == "to_empty" ||
-                  function == "__init__")) ||
+  if (has(function, "reset_parameters") || has(function, "from_pretrained") || has(function, "load_state_dict") ||
+      has(function, "_load_from_state_dict") ||
+      (module && (function == "_apply" || function == "convert" || function == "cuda" || function == "to" ||
+                  function == "to_empty" || function == "__init__")) ||
       has(file, "torch/nn/parameter.py"))
     signs |= kBuilds;
   if (function == "forward" || has(function, "_call_impl") || has(file, "torch/nn/functional.py")) signs |= kForward;
@@ -74,7 +91,8 @@ constexpr Rule kRules[] = {
 
 Attribution::Attribution(const trace::AllocatorSnapshot& snapshot) : snapshot_(snapshot) {
   std::vector<std::uint32_t> signs(snapshot.frames.size());
-  for (std::size_t i = 0; i < signs.size(); ++i) signs[i] = signs_of(snapshot.text(snapshot.frames[i].function), snapshot.text(snapshot.frames[i].file));
+  for (std::size_t i = 0; i < signs.size(); ++i)
+    signs[i] = signs_of(snapshot.text(snapshot.frames[i].function), snapshot.text(snapshot.frames[i].file));
   const std::size_t stacks = snapshot.stack_begin.empty() ? 0 : snapshot.stack_begin.size() - 1;
   owners_.resize(stacks);
   for (std::size_t s = 0; s < stacks; ++s) {

@@ -13,15 +13,24 @@
 namespace memfit::analysis {
 
 enum class Category : std::uint8_t {
-  Parameter, Gradient, Optimizer, Activation, Input, Communication, Workspace, Other, Unknown, Unrecorded,
+  Parameter,
+  Gradient,
+  Optimizer,
+  Activation,
+  Input,
+  Communication,
+  Workspace,
+  Other,
+  Unknown,
+  Unrecorded,
 };
 inline constexpr std::size_t kCategories = 10;
 std::string_view name_of(Category category);
 
 struct StackOwner {
   Category category = Category::Unknown;
-  const char* rule = "";       // why this category, for people
-  trace::FrameId place = 0;    // the frame that is called the place
+  const char* rule = "";     // why this category, for people
+  trace::FrameId place = 0;  // the frame that is called the place
   bool has_place = false;
 };
 

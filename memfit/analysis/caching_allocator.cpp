@@ -53,7 +53,8 @@ bool CachingAllocator::ByAddress::operator()(const Block* a, const Block* b) con
   return a < b;
 }
 
-CachingAllocator::CachingAllocator(const AllocatorSettings& settings, DeviceModel& device) : settings_(settings), device_(device) {}
+CachingAllocator::CachingAllocator(const AllocatorSettings& settings, DeviceModel& device)
+    : settings_(settings), device_(device) {}
 
 CachingAllocator::~CachingAllocator() {
   for (Range* range : ranges_) delete range;
@@ -67,7 +68,8 @@ CachingAllocator::Pool& CachingAllocator::pool_at(std::uint32_t index) {
   return *pools_[index];
 }
 
-CachingAllocator::Block* CachingAllocator::new_block(Range* range, std::uint64_t address, std::uint64_t size, State state) {
+CachingAllocator::Block* CachingAllocator::new_block(Range* range, std::uint64_t address, std::uint64_t size,
+                                                     State state) {
   if (spare_blocks_.empty()) {
     constexpr std::size_t kPiece = 1024;
     block_store_.push_back(std::make_unique<Block[]>(kPiece));
@@ -101,7 +103,8 @@ void CachingAllocator::put_free(Pool& pool, Block* block) {
   pool.free.insert(block);
 }
 
-CachingAllocator::Block* CachingAllocator::allocate(std::uint64_t requested, std::uint16_t stream, std::uint16_t private_pool) {
+CachingAllocator::Block* CachingAllocator::allocate(std::uint64_t requested, std::uint16_t stream,
+                                                    std::uint16_t private_pool) {
   const std::uint64_t size = settings_.round(requested);
   const std::uint32_t index = private_pool * 2u + (size <= kSmallLimit ? 1 : 0);
   Pool& pool = pool_at(index);
@@ -134,8 +137,8 @@ bool CachingAllocator::would_hit(std::uint64_t requested, std::uint16_t stream, 
   return find_fit(pool, size, stream) != pool.free.end();
 }
 
-std::set<CachingAllocator::Block*, CachingAllocator::BySize>::iterator CachingAllocator::find_fit(Pool& pool, std::uint64_t size,
-                                                                                               std::uint16_t stream) {
+std::set<CachingAllocator::Block*, CachingAllocator::BySize>::iterator CachingAllocator::find_fit(
+    Pool& pool, std::uint64_t size, std::uint16_t stream) {
   Range key_range;
   key_range.stream = stream;
   Block key;
@@ -151,7 +154,8 @@ std::set<CachingAllocator::Block*, CachingAllocator::BySize>::iterator CachingAl
         return b->size + (b->next != nullptr && b->next->state == State::Unmapped ? b->next->size : 0);
       };
       for (auto next = std::next(at);
-           (*at)->range->expandable && next != end && (*next)->range->stream == stream && room(*next) < room(*at); ++next)
+           (*at)->range->expandable && next != end && (*next)->range->stream == stream && room(*next) < room(*at);
+           ++next)
         at = next;
     } else {
       do ++at;
@@ -176,7 +180,8 @@ void CachingAllocator::carve(Pool& pool, Block* block, std::uint64_t size) {
   put_free(pool, tail);
 }
 
-CachingAllocator::Block* CachingAllocator::grow(Pool& pool, std::uint32_t pool_index, std::uint64_t size, std::uint16_t stream) {
+CachingAllocator::Block* CachingAllocator::grow(Pool& pool, std::uint32_t pool_index, std::uint64_t size,
+                                                std::uint16_t stream) {
   const std::uint64_t want = settings_.segment_size(size);
   if (limit_ != 0 && reserved_ + want > limit_) return nullptr;
   if (settings_.expandable_segments) return expand(pool, pool_index, size, stream);
@@ -190,8 +195,11 @@ CachingAllocator::Block* CachingAllocator::grow(Pool& pool, std::uint32_t pool_i
   return block;
 }
 
-CachingAllocator::Block* CachingAllocator::find_expandable(Pool& pool, std::uint32_t pool_index, std::uint64_t size, std::uint16_t stream) {
-  const auto open = [](const Block* b) { return b != nullptr && (b->state == State::Free || b->state == State::Unmapped); };
+CachingAllocator::Block* CachingAllocator::find_expandable(Pool& pool, std::uint32_t pool_index, std::uint64_t size,
+                                                           std::uint16_t stream) {
+  const auto open = [](const Block* b) {
+    return b != nullptr && (b->state == State::Free || b->state == State::Unmapped);
+  };
   Range key_range;
   key_range.stream = stream;
   Block key;
@@ -212,7 +220,8 @@ CachingAllocator::Block* CachingAllocator::find_expandable(Pool& pool, std::uint
   return block;
 }
 
-CachingAllocator::Block* CachingAllocator::expand(Pool& pool, std::uint32_t pool_index, std::uint64_t size, std::uint16_t stream) {
+CachingAllocator::Block* CachingAllocator::expand(Pool& pool, std::uint32_t pool_index, std::uint64_t size,
+                                                  std::uint16_t stream) {
   Block* block = find_expandable(pool, pool_index, size, stream);
   if (block->state == State::Unmapped) {
     block = map_block(pool, block, std::min(block->size, size));
@@ -253,7 +262,9 @@ CachingAllocator::Block* CachingAllocator::map_block(Pool& pool, Block* block, s
 
 /// Join `neighbour` into `block` (which is in no set) when both are of one kind.
 void CachingAllocator::absorb(Pool& pool, Block* block, Block* neighbour) {
-  if (neighbour == nullptr || neighbour->state != block->state || block->state == State::Used || block->state == State::Pending) return;
+  if (neighbour == nullptr || neighbour->state != block->state || block->state == State::Used ||
+      block->state == State::Pending)
+    return;
   if (block->state == State::Free) pool.free.erase(neighbour);
   else pool.unmapped.erase(neighbour);
   if (neighbour == block->prev) {
@@ -394,7 +405,9 @@ void CachingAllocator::collect_garbage() {
   if (reserved_ <= line) return;
   const std::uint64_t target = reserved_ - line;
   Pool& pool = pool_at(0);
-  const auto collectable = [](const Block* b) { return b->prev == nullptr && b->next == nullptr && !b->range->expandable; };
+  const auto collectable = [](const Block* b) {
+    return b->prev == nullptr && b->next == nullptr && !b->range->expandable;
+  };
   std::uint64_t age = 0, count = 0, reclaimed = 0;
   for (const Block* block : pool.free) {
     if (!collectable(block)) continue;
@@ -418,7 +431,8 @@ void CachingAllocator::collect_garbage() {
   }
 }
 
-void CachingAllocator::adopt_segment(std::uint64_t address, std::uint64_t size, std::uint16_t stream, std::uint16_t pool, bool small) {
+void CachingAllocator::adopt_segment(std::uint64_t address, std::uint64_t size, std::uint16_t stream,
+                                     std::uint16_t pool, bool small) {
   const std::uint32_t index = pool * 2u + (small ? 1 : 0);
   Range* range = new_range({address, size, 0, index, stream, false});
   Block* block = new_block(range, address, size, State::Free);
@@ -427,7 +441,8 @@ void CachingAllocator::adopt_segment(std::uint64_t address, std::uint64_t size, 
   reserved_ += size;
 }
 
-void CachingAllocator::adopt_expandable(std::uint64_t begin, std::uint64_t span, std::uint16_t stream, std::uint16_t pool, bool small,
+void CachingAllocator::adopt_expandable(std::uint64_t begin, std::uint64_t span, std::uint16_t stream,
+                                        std::uint16_t pool, bool small,
                                         const std::vector<std::pair<std::uint64_t, std::uint64_t>>& mapped) {
   const std::uint32_t index = pool * 2u + (small ? 1 : 0);
   Pool& home = pool_at(index);
@@ -456,13 +471,16 @@ void CachingAllocator::adopt_expandable(std::uint64_t begin, std::uint64_t span,
   add(at, begin + span, State::Unmapped);
 }
 
-CachingAllocator::Block* CachingAllocator::adopt_block(std::uint64_t address, std::uint64_t size, std::uint64_t requested) {
+CachingAllocator::Block* CachingAllocator::adopt_block(std::uint64_t address, std::uint64_t size,
+                                                       std::uint64_t requested) {
   auto after = heads_.upper_bound(address);
   if (after == heads_.begin()) return nullptr;
   Block* block = std::prev(after)->second;
   if (adopted_ != nullptr && adopted_->range == block->range && adopted_->address < address) block = adopted_;
   while (block != nullptr && block->address + block->size <= address) block = block->next;
-  if (block == nullptr || block->state != State::Free || block->address > address || block->address + block->size < address + size) return nullptr;
+  if (block == nullptr || block->state != State::Free || block->address > address ||
+      block->address + block->size < address + size)
+    return nullptr;
   Pool& pool = pool_at(block->range->pool);
   pool.free.erase(block);
   if (block->address < address) {
@@ -506,7 +524,8 @@ void CachingAllocator::check_invariants() const {
     const Block* last = nullptr;
     for (const Block* block = head; block != nullptr; block = block->next) {
       if (block->address != at || block->prev != last) throw std::logic_error("caching allocator: broken chain");
-      if (last != nullptr && last->state == block->state && (block->state == State::Free || block->state == State::Unmapped))
+      if (last != nullptr && last->state == block->state &&
+          (block->state == State::Free || block->state == State::Unmapped))
         throw std::logic_error("caching allocator: neighbours that should be one");
       at += block->size;
       last = block;
@@ -520,8 +539,10 @@ void CachingAllocator::check_invariants() const {
   }
   std::size_t in_free = 0, in_unmapped = 0;
   for (const auto& pool : pools_) in_free += pool->free.size(), in_unmapped += pool->unmapped.size();
-  if (in_free != free_blocks || in_unmapped != unmapped_blocks) throw std::logic_error("caching allocator: sets do not match the chains");
-  if (used != allocated_ || pending != pending_ || reserved != reserved_) throw std::logic_error("caching allocator: sums do not match");
+  if (in_free != free_blocks || in_unmapped != unmapped_blocks)
+    throw std::logic_error("caching allocator: sets do not match the chains");
+  if (used != allocated_ || pending != pending_ || reserved != reserved_)
+    throw std::logic_error("caching allocator: sums do not match");
 }
 
 }  // namespace memfit::analysis

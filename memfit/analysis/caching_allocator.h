@@ -1,10 +1,9 @@
 // PyTorch's CUDA caching allocator as a simulation: the same requests in the same order take, split, keep and give back
 // memory by the same rules, under any settings and on a device of any size.
 // Its rules are those of c10/cuda/CUDACachingAllocator (2.11 to 2.14): rounding, a small and a large pool per stream
-// and private pool, best fit by size then address, splitting, max_split_size, expandable segments, garbage collection by
-// age, releasing oversize blocks and then everything unsplit before giving up.
-// Not here: real memory; where requests come from (replay.h).
-// Threads: one. Cost: one balanced-tree operation per allocation and per free.
+// and private pool, best fit by size then address, splitting, max_split_size, expandable segments, garbage collection
+// by age, releasing oversize blocks and then everything unsplit before giving up. Not here: real memory; where requests
+// come from (replay.h). Threads: one. Cost: one balanced-tree operation per allocation and per free.
 #pragma once
 
 #include <cstdint>
@@ -95,7 +94,7 @@ class CachingAllocator {
   Block* allocate(std::uint64_t requested, std::uint16_t stream, std::uint16_t pool);
   /// Would a cached block serve this request?
   bool would_hit(std::uint64_t requested, std::uint16_t stream, std::uint16_t pool);
-  void request_free(Block* block);   // no longer allocated, not yet free for others
+  void request_free(Block* block);  // no longer allocated, not yet free for others
   void complete_free(Block* block);
   void empty_cache();
   /// The private pool belongs to no graph any more: its memory may be given back.
@@ -164,7 +163,7 @@ class CachingAllocator {
   std::vector<Block*> spare_blocks_;
   std::set<Range*> ranges_;
   std::map<std::uint64_t, Block*> heads_;  // first block of each range, for adoption and checks
-  Block* adopted_ = nullptr;  // the last adopted block: the next one usually stands behind it
+  Block* adopted_ = nullptr;               // the last adopted block: the next one usually stands behind it
   std::uint64_t limit_ = 0;
   std::uint64_t reserved_ = 0, allocated_ = 0, pending_ = 0, retries_ = 0;
 };

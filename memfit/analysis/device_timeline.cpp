@@ -16,10 +16,14 @@ using trace::AllocatorEvent;
 
 std::string_view name_of(UnrecordedReason reason) {
   switch (reason) {
-    case UnrecordedReason::None: return "";
-    case UnrecordedReason::Overflow: return "overflow";
-    case UnrecordedReason::NotRecording: return "not_recording";
-    case UnrecordedReason::Unknown: return "unknown";
+    case UnrecordedReason::None:
+      return "";
+    case UnrecordedReason::Overflow:
+      return "overflow";
+    case UnrecordedReason::NotRecording:
+      return "not_recording";
+    case UnrecordedReason::Unknown:
+      return "unknown";
   }
   return "";
 }
@@ -65,7 +69,8 @@ class MappedRanges {
 
 class TimelineBuilder {
  public:
-  TimelineBuilder(const trace::AllocatorSnapshot& snapshot, const trace::DeviceEvents& events, const AllocatorSettings& settings)
+  TimelineBuilder(const trace::AllocatorSnapshot& snapshot, const trace::DeviceEvents& events,
+                  const AllocatorSettings& settings)
       : snapshot_(snapshot) {
     t_.snapshot = &snapshot;
     t_.device = events.device;
@@ -130,7 +135,8 @@ void TimelineBuilder::find_base_blocks() {
       block.pending = !is_request;
       if (!is_request && i < 4) cut_ = true;
       t_.base_blocks.push_back(block);
-      if (is_request && !t_.completes_on_request) open.set(event.address, static_cast<std::uint32_t>(t_.base_blocks.size() - 1) | kBase);
+      if (is_request && !t_.completes_on_request)
+        open.set(event.address, static_cast<std::uint32_t>(t_.base_blocks.size() - 1) | kBase);
     } else if (!is_request || t_.completes_on_request) {
       open.erase(event.address);
     }
@@ -142,7 +148,8 @@ void TimelineBuilder::find_base_blocks() {
       if (block.state == trace::BlockState::Inactive || block.size == 0) continue;
       const std::uint32_t found = open.find(block.address);
       if (found != detail::AddressMap::kNone) {
-        if ((found & kBase) != 0) t_.base_blocks[found & ~kBase].size = std::max(t_.base_blocks[found & ~kBase].size, block.size);
+        if ((found & kBase) != 0)
+          t_.base_blocks[found & ~kBase].size = std::max(t_.base_blocks[found & ~kBase].size, block.size);
         continue;
       }
       BaseBlock base;
@@ -169,7 +176,8 @@ void TimelineBuilder::find_base_segments() {
       open[event.address] = i;
     } else if (event.action == AllocatorAction::SegmentFree) {
       if (open.erase(event.address) == 0)
-        t_.base_segments.push_back({event.address, event.size, event.stack, event.stream, event.pool, false, event.size > kSmallSegment});
+        t_.base_segments.push_back(
+            {event.address, event.size, event.stack, event.stream, event.pool, false, event.size > kSmallSegment});
     } else if (event.action == AllocatorAction::SegmentMap || event.action == AllocatorAction::SegmentUnmap) {
       maps = true;
     }
@@ -178,9 +186,11 @@ void TimelineBuilder::find_base_segments() {
   for (const trace::AllocatorSegment& segment : snapshot_.segments) {
     if (segment.device != t_.device || segment.total == 0) continue;
     if (segment.expandable) {
-      mapped.add(segment.address, {segment.address + segment.total, segment.stream, segment.pool, segment.large, segment.stack});
+      mapped.add(segment.address,
+                 {segment.address + segment.total, segment.stream, segment.pool, segment.large, segment.stack});
     } else if (!open.contains(segment.address)) {
-      t_.base_segments.push_back({segment.address, segment.total, segment.stack, segment.stream, segment.pool, false, segment.large});
+      t_.base_segments.push_back(
+          {segment.address, segment.total, segment.stack, segment.stream, segment.pool, false, segment.large});
     }
   }
   if (maps) {
@@ -189,13 +199,15 @@ void TimelineBuilder::find_base_segments() {
       if (event.action == AllocatorAction::SegmentMap) {
         mapped.remove(event.address, event.address + event.size);
       } else if (event.action == AllocatorAction::SegmentUnmap) {
-        mapped.add(event.address, {event.address + event.size, event.stream, event.pool, event.size > kSmallSegment, event.stack});
+        mapped.add(event.address,
+                   {event.address + event.size, event.stream, event.pool, event.size > kSmallSegment, event.stack});
       }
     }
   }
   for (const auto& [begin, range] : mapped.ranges())
     t_.base_segments.push_back({begin, range.end - begin, range.stack, range.stream, range.pool, true, range.large});
-  std::sort(t_.base_segments.begin(), t_.base_segments.end(), [](const BaseSegment& a, const BaseSegment& b) { return a.address < b.address; });
+  std::sort(t_.base_segments.begin(), t_.base_segments.end(),
+            [](const BaseSegment& a, const BaseSegment& b) { return a.address < b.address; });
   // A segment known twice (freed and, unseen, taken again) counts once.
   const auto same = [](const BaseSegment& a, const BaseSegment& b) { return a.address == b.address; };
   t_.base_segments.erase(std::unique(t_.base_segments.begin(), t_.base_segments.end(), same), t_.base_segments.end());
@@ -240,18 +252,25 @@ void lay_base(const DeviceTimeline& t, BlockLayout& layout, const std::function<
   }
 }
 
-BlockLayout::Outcome apply_event(BlockLayout& layout, const AllocatorEvent& event, std::uint32_t index, bool completes_on_request) {
+BlockLayout::Outcome apply_event(BlockLayout& layout, const AllocatorEvent& event, std::uint32_t index,
+                                 bool completes_on_request) {
   switch (event.action) {
-    case AllocatorAction::Alloc: return layout.allocate(event.address, event.size, index);
+    case AllocatorAction::Alloc:
+      return layout.allocate(event.address, event.size, index);
     case AllocatorAction::FreeRequested:
       return completes_on_request ? layout.complete_free(event.address) : layout.request_free(event.address);
-    case AllocatorAction::FreeCompleted: return layout.complete_free(event.address);
+    case AllocatorAction::FreeCompleted:
+      return layout.complete_free(event.address);
     case AllocatorAction::SegmentAlloc:
       return layout.add_segment(event.address, event.size, event.stream, event.pool, false, event.size > kSmallSegment);
-    case AllocatorAction::SegmentFree: return layout.remove_segment(event.address, event.size);
-    case AllocatorAction::SegmentMap: return layout.map(event.address, event.size, event.stream, event.pool);
-    case AllocatorAction::SegmentUnmap: return layout.unmap(event.address, event.size);
-    default: return {};
+    case AllocatorAction::SegmentFree:
+      return layout.remove_segment(event.address, event.size);
+    case AllocatorAction::SegmentMap:
+      return layout.map(event.address, event.size, event.stream, event.pool);
+    case AllocatorAction::SegmentUnmap:
+      return layout.unmap(event.address, event.size);
+    default:
+      return {};
   }
 }
 
@@ -264,8 +283,9 @@ void TimelineBuilder::play_forward() {
     }
     layout.lost.clear();
   };
-  lay_base(t_, layout, [&](const char* what) { violation(kNever, fmt::format("at the start of the recording: {}", what)); },
-           [&](std::uint32_t i, std::uint64_t bytes) { t_.base_blocks[i].size = bytes; });
+  lay_base(
+      t_, layout, [&](const char* what) { violation(kNever, fmt::format("at the start of the recording: {}", what)); },
+      [&](std::uint32_t i, std::uint64_t bytes) { t_.base_blocks[i].size = bytes; });
   for (const std::uint32_t owner : layout.lost) t_.base_blocks[owner & ~kBaseFlag].size = 0;
   layout.lost.clear();
   t_.unrecorded = layout.allocated() + layout.pending();
@@ -278,7 +298,8 @@ void TimelineBuilder::play_forward() {
   t_.size_of.assign(t_.count, 0);
   t_.freed_at.assign(t_.count, kNever);
   bool above = layout.allocated() + layout.pending() > layout.reserved();
-  if (above && !t_.base_segments.empty()) violation(kNever, "at the start of the recording more is allocated than reserved");
+  if (above && !t_.base_segments.empty())
+    violation(kNever, "at the start of the recording more is allocated than reserved");
   for (std::uint32_t i = 0; i < t_.count; ++i) {
     const AllocatorEvent& event = t_.event(i);
     const BlockLayout::Outcome outcome = apply_event(layout, event, i, t_.completes_on_request);
@@ -322,15 +343,19 @@ void TimelineBuilder::compare_end() {
     }
     allocated += used;
     if (segment.block_count > 0 && in_blocks != segment.total)
-      violation(kNever, fmt::format("segment 0x{:x} of {} bytes lists blocks of {} bytes", segment.address, segment.total, in_blocks));
+      violation(kNever, fmt::format("segment 0x{:x} of {} bytes lists blocks of {} bytes", segment.address,
+                                    segment.total, in_blocks));
     if (segment.allocated != 0 && segment.block_count > 0 && segment.allocated != used)
-      violation(kNever, fmt::format("segment 0x{:x} says {} bytes are allocated, its blocks say {}", segment.address, segment.allocated, used));
+      violation(kNever, fmt::format("segment 0x{:x} says {} bytes are allocated, its blocks say {}", segment.address,
+                                    segment.allocated, used));
   }
   if (!any) return;
   if (allocated != t_.final_allocated)
-    violation(kNever, fmt::format("the events end with {} bytes allocated, the segments show {}", t_.final_allocated, allocated));
+    violation(kNever, fmt::format("the events end with {} bytes allocated, the segments show {}", t_.final_allocated,
+                                  allocated));
   if (reserved != t_.final_reserved)
-    violation(kNever, fmt::format("the events end with {} bytes reserved, the segments show {}", t_.final_reserved, reserved));
+    violation(kNever,
+              fmt::format("the events end with {} bytes reserved, the segments show {}", t_.final_reserved, reserved));
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 // Threads: pure functions. Cost: two passes over the events; 12 bytes an event.
 //
 // Note [What was before]
-// A recording starts late, or its ring loses the oldest events. What was live at its start is what the file shows live at
-// the end and no event allocated, and what an event frees without having allocated it. The same for segments; mapped
+// A recording starts late, or its ring loses the oldest events. What was live at its start is what the file shows live
+// at the end and no event allocated, and what an event frees without having allocated it. The same for segments; mapped
 // ranges are undone event by event from the end. With that, allocated and reserved are right at every event, and the
 // part nobody recorded is a number of its own.
 #pragma once

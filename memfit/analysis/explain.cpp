@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "memfit/analysis/detail/block_layout.h"
 #include "memfit/analysis/detail/verdicts.h"
@@ -14,15 +15,24 @@ using trace::AllocatorAction;
 
 std::string_view name_of(VerdictKind kind) {
   switch (kind) {
-    case VerdictKind::Capacity: return "capacity";
-    case VerdictKind::Fragmentation: return "fragmentation";
-    case VerdictKind::Leak: return "leak";
-    case VerdictKind::Spike: return "spike";
-    case VerdictKind::OversizedRequest: return "oversized_request";
-    case VerdictKind::OtherProcesses: return "other_processes";
-    case VerdictKind::CapBelowDevice: return "cap_below_device";
-    case VerdictKind::PoolsCannotShare: return "pools_cannot_share";
-    case VerdictKind::None: return "none";
+    case VerdictKind::Capacity:
+      return "capacity";
+    case VerdictKind::Fragmentation:
+      return "fragmentation";
+    case VerdictKind::Leak:
+      return "leak";
+    case VerdictKind::Spike:
+      return "spike";
+    case VerdictKind::OversizedRequest:
+      return "oversized_request";
+    case VerdictKind::OtherProcesses:
+      return "other_processes";
+    case VerdictKind::CapBelowDevice:
+      return "cap_below_device";
+    case VerdictKind::PoolsCannotShare:
+      return "pools_cannot_share";
+    case VerdictKind::None:
+      return "none";
   }
   return "none";
 }
@@ -35,9 +45,10 @@ void choose_window(DeviceExplanation& d, const ExplainOptions& options) {
   if (options.last_step) {
     if (d.steps.size() < 2) {
       if (d.timeline.count == 0) return;
-      throw UsageError(fmt::format("--last-step: device {} shows no steps (forward, backward, optimizer in the recorded stacks). "
-                                   "Give the events yourself, for example --from {}.",
-                                   d.timeline.device, d.timeline.count / 2));
+      throw UsageError(
+          fmt::format("--last-step: device {} shows no steps (forward, backward, optimizer in the recorded stacks). "
+                      "Give the events yourself, for example --from {}.",
+                      d.timeline.device, d.timeline.count / 2));
     }
     // The last step that is whole.
     d.from = d.steps[d.steps.size() - 2];
@@ -84,6 +95,23 @@ void count_left_out(DeviceExplanation& d, std::uint64_t min_size) {
     if (d.timeline.event(i).action == AllocatorAction::Alloc && d.timeline.size_of[i] < min_size) ++d.left_out;
 }
 
+/// Who the program itself says the peak belongs to: set_user_metadata and torch.compile's context.
+void find_notes(DeviceExplanation& d) {
+  const trace::AllocatorSnapshot& snapshot = *d.timeline.snapshot;
+  if (snapshot.notes.size() <= 1) return;
+  std::map<std::uint32_t, std::uint64_t> bytes;
+  for_each_live(d.timeline, d.peak_event, [&](std::uint32_t owner, std::uint64_t size, trace::StackId) {
+    bytes[(owner & kBaseFlag) != 0 ? trace::kNoNote : d.timeline.event(owner).note] += size;
+  });
+  for (const auto& [note, size] : bytes) {
+    const trace::EventNote& text = snapshot.notes[note];
+    d.notes.push_back({size, std::string(snapshot.text(text.user_metadata).substr(0, 300)),
+                       std::string(snapshot.text(text.compile_context).substr(0, 300))});
+  }
+  std::stable_sort(d.notes.begin(), d.notes.end(),
+                   [](const NoteRow& a, const NoteRow& b) { return a.bytes > b.bytes; });
+}
+
 /// Out-of-memory events in the window and how often memory was given back to serve an allocation.
 void find_failures(DeviceExplanation& d) {
   const DeviceTimeline& t = d.timeline;
@@ -91,16 +119,23 @@ void find_failures(DeviceExplanation& d) {
   bool gave = false;
   for (std::uint32_t i = d.from; i < d.to; ++i) {
     switch (t.event(i).action) {
-      case AllocatorAction::OutOfMemory: at.push_back(i); gave = false; break;
+      case AllocatorAction::OutOfMemory:
+        at.push_back(i);
+        gave = false;
+        break;
       case AllocatorAction::SegmentFree:
-      case AllocatorAction::SegmentUnmap: gave = true; break;
+      case AllocatorAction::SegmentUnmap:
+        gave = true;
+        break;
       case AllocatorAction::SegmentAlloc:
       case AllocatorAction::SegmentMap:
         if (gave) ++d.retries;
         gave = false;
         break;
-      case AllocatorAction::FreeCompleted: break;
-      default: gave = false;
+      case AllocatorAction::FreeCompleted:
+        break;
+      default:
+        gave = false;
     }
   }
   d.oom_count = at.size();
@@ -136,6 +171,7 @@ Explanation explain(const trace::AllocatorSnapshot& snapshot, const ExplainOptio
     d.owners = compute_owners(d.timeline, *out.attribution, d.peak_event, options.min_size);
     for (const OwnerRow& row : d.owners) d.by_category[static_cast<std::size_t>(row.category)] += row.bytes;
     d.at_end = free_memory_at_end(d.timeline);
+    find_notes(d);
     find_failures(d);
     if (options.device_memory) d.capacity = options.device_memory;
     else

@@ -27,8 +27,13 @@ class Bytes8 {
 };
 
 /// Few addresses and sizes, so that events meet one another often.
-std::uint64_t address_of(std::uint8_t b) { return (std::uint64_t{1} << 40) + (static_cast<std::uint64_t>(b & 31) << 19) + (static_cast<std::uint64_t>(b >> 5) << 36); }
-std::uint64_t size_of(std::uint8_t b) { return b < 64 ? b * 37u : b < 192 ? (std::uint64_t{b} - 63) << 19 : std::uint64_t{1} << (b - 170) % 50; }
+std::uint64_t address_of(std::uint8_t b) {
+  return (std::uint64_t{1} << 40) + (static_cast<std::uint64_t>(b & 31) << 19) +
+         (static_cast<std::uint64_t>(b >> 5) << 36);
+}
+std::uint64_t size_of(std::uint8_t b) {
+  return b < 64 ? b * 37u : b < 192 ? (std::uint64_t{b} - 63) << 19 : std::uint64_t{1} << (b - 170) % 50;
+}
 
 trace::AllocatorSnapshot build(Bytes8 in) {
   trace::AllocatorSnapshot s;
@@ -104,7 +109,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check(categories == d.peak_allocated);
     check(d.at_end.free_bytes == d.at_end.stuck + d.at_end.releasable);
     std::uint64_t shares = 0;
-    for (const analysis::PeakShare& share : analysis::compute_peak_shares(d, *explanation.attribution)) shares += share.bytes;
+    for (const analysis::PeakShare& share : analysis::compute_peak_shares(d, *explanation.attribution))
+      shares += share.bytes;
     check(shares == d.peak_allocated);
     const analysis::TimelineView view = analysis::compute_view(d, *explanation.attribution, {64, 16, 8});
     for (std::size_t k = 0; k < view.at.size(); ++k) {
@@ -113,7 +119,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check(sum < (std::uint64_t{1} << 62));
     }
     const analysis::ReplayValidation validation = analysis::validate_replay(d.timeline);
-    for (const analysis::Candidate& candidate : analysis::search_settings(validation.program, {d.timeline.settings, std::uint64_t{2} << 30, std::nullopt, nullptr}))
+    for (const analysis::Candidate& candidate : analysis::search_settings(
+             validation.program, {d.timeline.settings, std::uint64_t{2} << 30, std::nullopt, nullptr}))
       check(candidate.result.reserved_peak <= std::uint64_t{2} << 30);
   }
   return 0;

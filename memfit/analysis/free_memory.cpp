@@ -23,7 +23,8 @@ class Counter {
     smallest_ = Pin();
     blocks_ = 0;
   }
-  void block(std::uint64_t address, std::uint64_t size, bool used, bool pending, std::uint32_t owner, trace::StackId stack) {
+  void block(std::uint64_t address, std::uint64_t size, bool used, bool pending, std::uint32_t owner,
+             trace::StackId stack) {
     ++blocks_;
     out_.reserved += size;
     if (used || pending) {
@@ -63,7 +64,8 @@ class Counter {
 
  private:
   void trim() {
-    std::stable_sort(out_.pins.begin(), out_.pins.end(), [](const Pin& a, const Pin& b) { return a.free_bytes > b.free_bytes; });
+    std::stable_sort(out_.pins.begin(), out_.pins.end(),
+                     [](const Pin& a, const Pin& b) { return a.free_bytes > b.free_bytes; });
     if (out_.pins.size() > 10) out_.pins.resize(10);
   }
   AllocatorSettings settings_;
@@ -85,8 +87,10 @@ FreeMemory free_memory_at(const DeviceTimeline& t, std::uint32_t at) {
         const BlockLayout::Node& node = layout.node(n);
         const std::uint32_t owner = node.state == BlockLayout::State::Free ? kNever : node.event;
         trace::StackId stack = trace::kNoStack;
-        if (owner != kNever) stack = (owner & kBaseFlag) != 0 ? t.base_blocks[owner & ~kBaseFlag].stack : t.event(owner).stack;
-        counter.block(node.address, node.size, node.state == BlockLayout::State::Used, node.state == BlockLayout::State::Pending, owner, stack);
+        if (owner != kNever)
+          stack = (owner & kBaseFlag) != 0 ? t.base_blocks[owner & ~kBaseFlag].stack : t.event(owner).stack;
+        counter.block(node.address, node.size, node.state == BlockLayout::State::Used,
+                      node.state == BlockLayout::State::Pending, owner, stack);
       }
       counter.end();
     }
@@ -103,8 +107,8 @@ FreeMemory free_memory_at_end(const DeviceTimeline& t) {
     for (std::uint32_t b = segment.first_block; b < segment.first_block + segment.block_count; ++b) {
       const trace::AllocatorBlock& block = t.snapshot->blocks[b];
       if (block.size == 0) continue;
-      counter.block(block.address, block.size, block.state == trace::BlockState::Allocated, block.state == trace::BlockState::PendingFree, kNever,
-                    block.stack);
+      counter.block(block.address, block.size, block.state == trace::BlockState::Allocated,
+                    block.state == trace::BlockState::PendingFree, kNever, block.stack);
     }
     counter.end();
   }

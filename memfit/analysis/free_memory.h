@@ -1,6 +1,5 @@
-// The memory that is reserved and not used: how much, in which pieces, what keeps it from being given back, and for whom
-// it is lost because pools and streams do not share.
-// Threads: pure functions. Cost: proportional to the blocks.
+// The memory that is reserved and not used: how much, in which pieces, what keeps it from being given back, and for
+// whom it is lost because pools and streams do not share. Threads: pure functions. Cost: proportional to the blocks.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +22,13 @@ struct Pin {
 
 struct FreeMemory {
   std::uint64_t reserved = 0, allocated = 0, pending = 0;
-  std::uint64_t free_bytes = 0;       // reserved - allocated - pending
+  std::uint64_t free_bytes = 0;  // reserved - allocated - pending
   std::uint64_t largest_free = 0;
-  std::uint64_t releasable = 0;       // in whole segments or pages: torch.cuda.empty_cache gives it back
-  std::uint64_t stuck = 0;            // free - releasable: pinned by blocks in use
+  std::uint64_t releasable = 0;  // in whole segments or pages: torch.cuda.empty_cache gives it back
+  std::uint64_t stuck = 0;       // free - releasable: pinned by blocks in use
   std::uint64_t segments = 0, stuck_segments = 0;
   std::map<std::pair<std::uint16_t, std::uint16_t>, std::uint64_t> stuck_by_pool;  // (stream, private pool)
-  std::vector<Pin> pins;              // the segments with most stuck bytes, at most 10
+  std::vector<Pin> pins;  // the segments with most stuck bytes, at most 10
 };
 
 /// After event `at` of the timeline.

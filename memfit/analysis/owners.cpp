@@ -23,8 +23,8 @@ void for_each_live(const DeviceTimeline& t, std::uint32_t at,
   }
 }
 
-std::vector<OwnerRow> compute_owners(const DeviceTimeline& t, const Attribution& attribution, std::uint32_t at, std::uint64_t min_size,
-                                     std::size_t limit) {
+std::vector<OwnerRow> compute_owners(const DeviceTimeline& t, const Attribution& attribution, std::uint32_t at,
+                                     std::uint64_t min_size, std::size_t limit) {
   std::unordered_map<std::uint64_t, OwnerRow> groups;
   OwnerRow unrecorded, small;
   for_each_live(t, at, [&](std::uint32_t owner, std::uint64_t bytes, trace::StackId stack) {
@@ -104,7 +104,8 @@ std::vector<std::uint32_t> find_steps(const DeviceTimeline& t, const Attribution
           run = 0;
         }
         break;
-      default: break;
+      default:
+        break;
     }
   }
   if (!any_backward) steps.clear();

@@ -21,12 +21,13 @@ struct OwnerRow {
   trace::StackId stack = trace::kNoStack;  // one of its stacks
 };
 
-/// Call `f(owner, bytes, stack)` for each block allocated (and not asked to be freed) after event `at`; owner is an alloc
-/// event or kBaseFlag | base block.
+/// Call `f(owner, bytes, stack)` for each block allocated (and not asked to be freed) after event `at`; owner is an
+/// alloc event or kBaseFlag | base block.
 void for_each_live(const DeviceTimeline& timeline, std::uint32_t at,
                    const std::function<void(std::uint32_t owner, std::uint64_t bytes, trace::StackId stack)>& f);
 
-/// Rows largest first, at most `limit`; the rest stands in a last row "(N more)". Blocks below `min_size` share one row.
+/// Rows largest first, at most `limit`; the rest stands in a last row "(N more)". Blocks below `min_size` share one
+/// row.
 std::vector<OwnerRow> compute_owners(const DeviceTimeline& timeline, const Attribution& attribution, std::uint32_t at,
                                      std::uint64_t min_size = 0, std::size_t limit = 200);
 

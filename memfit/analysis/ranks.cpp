@@ -24,7 +24,8 @@ RankComparison compare_ranks(const std::vector<RankSummary>& ranks) {
   if (ranks.empty()) return out;
   std::vector<std::size_t> order(ranks.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return ranks[a].peak_allocated < ranks[b].peak_allocated; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return ranks[a].peak_allocated < ranks[b].peak_allocated; });
   const std::size_t middle = order[(order.size() - 1) / 2];
   out.lowest = ranks[order.front()].peak_allocated;
   out.median = ranks[middle].peak_allocated;
@@ -36,11 +37,15 @@ RankComparison compare_ranks(const std::vector<RankSummary>& ranks) {
   if (std::max(up, down) * 20 <= out.median || furthest == middle) return out;
   out.odd = static_cast<std::int64_t>(furthest);
   std::map<std::pair<std::string, Category>, std::int64_t> rows;
-  for (const OwnerRow& row : ranks[furthest].owners) rows[{row.where, row.category}] += static_cast<std::int64_t>(row.bytes);
-  for (const OwnerRow& row : ranks[middle].owners) rows[{row.where, row.category}] -= static_cast<std::int64_t>(row.bytes);
+  for (const OwnerRow& row : ranks[furthest].owners)
+    rows[{row.where, row.category}] += static_cast<std::int64_t>(row.bytes);
+  for (const OwnerRow& row : ranks[middle].owners)
+    rows[{row.where, row.category}] -= static_cast<std::int64_t>(row.bytes);
   for (const auto& [key, bytes] : rows)
     if (bytes != 0) out.differences.push_back({bytes, key.second, key.first});
-  std::stable_sort(out.differences.begin(), out.differences.end(), [](const RankDifference& a, const RankDifference& b) { return std::llabs(a.bytes) > std::llabs(b.bytes); });
+  std::stable_sort(
+      out.differences.begin(), out.differences.end(),
+      [](const RankDifference& a, const RankDifference& b) { return std::llabs(a.bytes) > std::llabs(b.bytes); });
   return out;
 }
 

@@ -29,9 +29,9 @@ struct RankDifference {
 
 struct RankComparison {
   std::uint64_t lowest = 0, median = 0, highest = 0;  // of peak_allocated
-  double imbalance = 0;        // highest / median - 1
-  std::int64_t odd = -1;       // index of the rank furthest from the median, when it is further than 5 %
-  std::int64_t typical = -1;   // index of the rank at the median
+  double imbalance = 0;                               // highest / median - 1
+  std::int64_t odd = -1;                    // index of the rank furthest from the median, when it is further than 5 %
+  std::int64_t typical = -1;                // index of the rank at the median
   std::vector<RankDifference> differences;  // odd against typical, adding up to the difference of their peaks
 };
 RankComparison compare_ranks(const std::vector<RankSummary>& ranks);

@@ -20,11 +20,13 @@ using Change = CachingAllocator::Change;
 namespace {
 
 bool is_segment(AllocatorAction action) {
-  return action == AllocatorAction::SegmentAlloc || action == AllocatorAction::SegmentFree || action == AllocatorAction::SegmentMap ||
-         action == AllocatorAction::SegmentUnmap;
+  return action == AllocatorAction::SegmentAlloc || action == AllocatorAction::SegmentFree ||
+         action == AllocatorAction::SegmentMap || action == AllocatorAction::SegmentUnmap;
 }
 
-bool gives_back(AllocatorAction action) { return action == AllocatorAction::SegmentFree || action == AllocatorAction::SegmentUnmap; }
+bool gives_back(AllocatorAction action) {
+  return action == AllocatorAction::SegmentFree || action == AllocatorAction::SegmentUnmap;
+}
 
 /// Puts the state at the start of the recording into an allocator. Returns the base blocks' handles.
 std::vector<Block*> adopt_base(const DeviceTimeline& t, CachingAllocator& allocator) {
@@ -35,7 +37,8 @@ std::vector<Block*> adopt_base(const DeviceTimeline& t, CachingAllocator& alloca
   };
   std::map<Key, std::vector<std::pair<std::uint64_t, std::uint64_t>>> expandable;
   for (const BaseSegment& segment : t.base_segments) {
-    if (segment.expandable) expandable[{segment.stream, segment.pool, !segment.large}].emplace_back(segment.address, segment.size);
+    if (segment.expandable)
+      expandable[{segment.stream, segment.pool, !segment.large}].emplace_back(segment.address, segment.size);
     else allocator.adopt_segment(segment.address, segment.size, segment.stream, segment.pool, !segment.large);
   }
   constexpr std::uint64_t kSpan = std::uint64_t{1} << 40;
@@ -46,14 +49,16 @@ std::vector<Block*> adopt_base(const DeviceTimeline& t, CachingAllocator& alloca
       while (j + 1 < mapped.size() && mapped[j + 1].first + mapped[j + 1].second - mapped[i].first <= kSpan) ++j;
       const std::uint64_t begin = mapped[i].first;
       const std::uint64_t span = std::max(kSpan, mapped[j].first + mapped[j].second - begin);
-      allocator.adopt_expandable(begin, span, key.stream, key.pool, key.small, {mapped.begin() + static_cast<long>(i), mapped.begin() + static_cast<long>(j) + 1});
+      allocator.adopt_expandable(begin, span, key.stream, key.pool, key.small,
+                                 {mapped.begin() + static_cast<long>(i), mapped.begin() + static_cast<long>(j) + 1});
       i = j + 1;
     }
   }
   std::vector<Block*> blocks(t.base_blocks.size(), nullptr);
   std::vector<std::uint32_t> order(t.base_blocks.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return t.base_blocks[a].address < t.base_blocks[b].address; });
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return t.base_blocks[a].address < t.base_blocks[b].address; });
   for (const std::uint32_t i : order) {
     const BaseBlock& base = t.base_blocks[i];
     blocks[i] = allocator.adopt_block(base.address, base.size, base.requested);
@@ -84,7 +89,8 @@ void find_pools(ReplayProgram& program) {
   const DeviceTimeline& t = *program.timeline;
   if (t.snapshot->pools.size() <= 1) return;
   bool missing = false;
-  for (std::uint32_t i = 0; i < t.count && !missing; ++i) missing = t.event(i).action == AllocatorAction::Alloc && !t.event(i).has_pool;
+  for (std::uint32_t i = 0; i < t.count && !missing; ++i)
+    missing = t.event(i).action == AllocatorAction::Alloc && !t.event(i).has_pool;
   if (!missing) return;
   program.pool_of.assign(t.count, 0);
   std::unordered_map<std::uint64_t, std::uint16_t> pool_of_segment;
@@ -117,7 +123,9 @@ class RecordedDevice : public DeviceModel {
     return address;
   }
   void free(std::uint64_t, std::uint64_t) override {}
-  bool map(std::uint64_t) override { return queue.empty() ? !refuse_when_empty : next() == AllocatorAction::SegmentMap; }
+  bool map(std::uint64_t) override {
+    return queue.empty() ? !refuse_when_empty : next() == AllocatorAction::SegmentMap;
+  }
   void unmap(std::uint64_t) override {}
   std::uint64_t reserve(std::uint64_t size) override {
     if (!queue.empty() && next() == AllocatorAction::SegmentMap) return t_.event(queue.front()).address;
@@ -136,7 +144,8 @@ class RecordedDevice : public DeviceModel {
 
 class Validator {
  public:
-  Validator(const DeviceTimeline& t, std::optional<std::uint64_t> device_total) : t_(t), device_(t), sim_(t.settings, device_) {
+  Validator(const DeviceTimeline& t, std::optional<std::uint64_t> device_total)
+      : t_(t), device_(t), sim_(t.settings, device_) {
     out_.program.timeline = &t;
     link_frees(out_.program);
     find_pools(out_.program);
@@ -206,9 +215,10 @@ class Validator {
 
 /// The simulator took or gave back memory: the next event of the group should say the same.
 void Validator::explain(Change change, std::uint64_t size) {
-  static constexpr AllocatorAction kSame[] = {AllocatorAction::SegmentAlloc, AllocatorAction::SegmentFree, AllocatorAction::SegmentMap,
-                                              AllocatorAction::SegmentUnmap};
-  if (device_.queue.empty() || device_.next() != kSame[static_cast<int>(change)]) return;  // compared at the group's end
+  static constexpr AllocatorAction kSame[] = {AllocatorAction::SegmentAlloc, AllocatorAction::SegmentFree,
+                                              AllocatorAction::SegmentMap, AllocatorAction::SegmentUnmap};
+  if (device_.queue.empty() || device_.next() != kSame[static_cast<int>(change)])
+    return;  // compared at the group's end
   const std::uint32_t i = device_.queue.front();
   device_.queue.pop_front();
   record(i);
@@ -251,15 +261,18 @@ void Validator::group(std::uint32_t begin, std::uint32_t end) {
   for (std::uint32_t i = begin; i < end; ++i) {
     device_.queue.push_back(i);
     const AllocatorEvent& event = t_.event(i);
-    if (gives_back(event.action) && event.pool != 0 && std::find(retired_.begin(), retired_.end(), event.pool) == retired_.end()) {
+    if (gives_back(event.action) && event.pool != 0 &&
+        std::find(retired_.begin(), retired_.end(), event.pool) == retired_.end()) {
       retired_.push_back(event.pool);
       sim_.retire_pool(event.pool);
       out_.program.retired_pools.emplace_back(begin, event.pool);
     }
   }
-  const bool serves = end < t_.count && (t_.event(end).action == AllocatorAction::Alloc || t_.event(end).action == AllocatorAction::OutOfMemory);
+  const bool serves = end < t_.count && (t_.event(end).action == AllocatorAction::Alloc ||
+                                         t_.event(end).action == AllocatorAction::OutOfMemory);
   const bool starts_giving = gives_back(t_.event(begin).action);
-  if (starts_giving && (!serves || sim_.would_hit(t_.event(end).size, t_.event(end).stream, pool_of(out_.program, end)))) {
+  if (starts_giving &&
+      (!serves || sim_.would_hit(t_.event(end).size, t_.event(end).stream, pool_of(out_.program, end)))) {
     out_.program.empty_caches.push_back(begin);
     sim_.empty_cache();
   }
@@ -277,9 +290,12 @@ std::uint32_t Validator::step(std::uint32_t i) {
   const AllocatorEvent& event = t_.event(i);
   if (is_segment(event.action)) {
     std::uint32_t end = i;
-    while (end < t_.count && (is_segment(t_.event(end).action) || t_.event(end).action == AllocatorAction::FreeCompleted)) ++end;
+    while (end < t_.count &&
+           (is_segment(t_.event(end).action) || t_.event(end).action == AllocatorAction::FreeCompleted))
+      ++end;
     // Completed frees behind the last segment event are events of their own.
-    const bool serves = end < t_.count && (t_.event(end).action == AllocatorAction::Alloc || t_.event(end).action == AllocatorAction::OutOfMemory);
+    const bool serves = end < t_.count && (t_.event(end).action == AllocatorAction::Alloc ||
+                                           t_.event(end).action == AllocatorAction::OutOfMemory);
     if (!serves)
       while (end > i + 1 && !is_segment(t_.event(end - 1).action)) --end;
     group(i, end);
@@ -290,13 +306,18 @@ std::uint32_t Validator::step(std::uint32_t i) {
   }
   switch (event.action) {
     case AllocatorAction::Alloc:
-    case AllocatorAction::OutOfMemory: allocate(i); break;
+    case AllocatorAction::OutOfMemory:
+      allocate(i);
+      break;
     case AllocatorAction::FreeRequested:
       if (t_.completes_on_request) complete(i);
       else if (Block* block = block_of(i)) sim_.request_free(block);
       break;
-    case AllocatorAction::FreeCompleted: complete(i); break;
-    default: break;
+    case AllocatorAction::FreeCompleted:
+      complete(i);
+      break;
+    default:
+      break;
   }
   peak(i);
   compare(i);
@@ -320,7 +341,9 @@ ReplayResult predict(const ReplayProgram& program, const WhatIf& what) {
   ReplayResult result;
   std::vector<Block*> base(t.base_blocks.size(), nullptr), blocks(t.count, nullptr);
   std::vector<std::uint32_t> waiting;  // owners whose free is requested and not completed
-  const auto slot = [&](std::uint32_t owner) -> Block*& { return (owner & kBaseFlag) != 0 ? base[owner & ~kBaseFlag] : blocks[owner]; };
+  const auto slot = [&](std::uint32_t owner) -> Block*& {
+    return (owner & kBaseFlag) != 0 ? base[owner & ~kBaseFlag] : blocks[owner];
+  };
   const auto complete = [&](std::uint32_t owner) {
     Block*& block = slot(owner);
     if (block != nullptr) sim.complete_free(block);
@@ -349,7 +372,8 @@ ReplayResult predict(const ReplayProgram& program, const WhatIf& what) {
   // What was live before the recording is asked for again, in order of address: its own history is not known.
   std::vector<std::uint32_t> order(t.base_blocks.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return t.base_blocks[a].address < t.base_blocks[b].address; });
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return t.base_blocks[a].address < t.base_blocks[b].address; });
   for (const std::uint32_t i : order) {
     const BaseBlock& block = t.base_blocks[i];
     if (block.size == 0 || left_out(block.stack)) continue;
@@ -380,7 +404,8 @@ ReplayResult predict(const ReplayProgram& program, const WhatIf& what) {
         Block* block = sim.allocate(event.size, event.stream, pool_of(program, i));
         peak(i);
         if (block == nullptr) fail(i, event.size);
-        else if (event.action == AllocatorAction::OutOfMemory) sim.complete_free(block);  // what it would have been used for is not recorded
+        else if (event.action == AllocatorAction::OutOfMemory)
+          sim.complete_free(block);  // what it would have been used for is not recorded
         else blocks[i] = block;
         break;
       }
@@ -402,7 +427,8 @@ ReplayResult predict(const ReplayProgram& program, const WhatIf& what) {
         complete(owner);
         break;
       }
-      default: break;
+      default:
+        break;
     }
     ++result.events;
   }
@@ -415,9 +441,11 @@ std::optional<std::uint64_t> usable_at_oom(const DeviceTimeline& timeline) {
   std::uint64_t reserved = timeline.base_reserved;
   for (std::uint32_t i = 0; i < timeline.count; ++i) {
     const AllocatorEvent& event = timeline.event(i);
-    if (event.action == AllocatorAction::SegmentAlloc || event.action == AllocatorAction::SegmentMap) reserved += timeline.size_of[i];
+    if (event.action == AllocatorAction::SegmentAlloc || event.action == AllocatorAction::SegmentMap)
+      reserved += timeline.size_of[i];
     else if (gives_back(event.action)) reserved -= std::min(reserved, timeline.size_of[i]);
-    else if (event.action == AllocatorAction::OutOfMemory && event.address < (std::uint64_t{1} << 50)) usable = reserved + event.address;
+    else if (event.action == AllocatorAction::OutOfMemory && event.address < (std::uint64_t{1} << 50))
+      usable = reserved + event.address;
   }
   return usable;
 }
@@ -431,13 +459,22 @@ std::vector<Candidate> search_settings(const ReplayProgram& program, const WhatI
     tries.push_back(settings);
   };
   constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-  add([](AllocatorSettings& s) { s.expandable_segments = true; s.max_split_size = kNoSplitLimit; });
+  add([](AllocatorSettings& s) {
+    s.expandable_segments = true;
+    s.max_split_size = kNoSplitLimit;
+  });
   for (const std::uint64_t split : {64, 128, 256, 512, 1024})
-    add([&](AllocatorSettings& s) { s.max_split_size = split * kMiB; s.expandable_segments = false; });
+    add([&](AllocatorSettings& s) {
+      s.max_split_size = split * kMiB;
+      s.expandable_segments = false;
+    });
   for (const std::uint32_t divisions : {2u, 4u, 8u, 16u})
     add([&](AllocatorSettings& s) { s.roundup_power2_divisions.fill(divisions); });
   add([](AllocatorSettings& s) { s.roundup_power2_divisions.fill(0); });
   add([](AllocatorSettings& s) { s.max_split_size = kNoSplitLimit; });
+  if (base.settings.memory_fraction)  // without a fraction it does nothing
+    for (const double threshold : {0.6, 0.8})
+      add([&](AllocatorSettings& s) { s.garbage_collection_threshold = threshold; });
   std::vector<Candidate> candidates;
   for (const AllocatorSettings& settings : tries) {
     WhatIf what = base;

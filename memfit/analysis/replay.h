@@ -4,10 +4,10 @@
 // Threads: pure functions over a timeline. Cost: about half a microsecond an event and run.
 //
 // Note [Device answers]
-// Validation lets the device answer as it was recorded: a new segment where the recording has one, "out of memory" where
-// the recording gives memory back instead. Everything else is the policy's own: which block, split or not, what to give
-// back, and so the reserved bytes after every event. Memory given back outside an allocation was given back by the
-// program (torch.cuda.empty_cache); a prediction keeps those calls.
+// Validation lets the device answer as it was recorded: a new segment where the recording has one, "out of memory"
+// where the recording gives memory back instead. Everything else is the policy's own: which block, split or not, what
+// to give back, and so the reserved bytes after every event. Memory given back outside an allocation was given back by
+// the program (torch.cuda.empty_cache); a prediction keeps those calls.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ struct ReplayProgram {
   std::vector<std::uint32_t> block_of;      // of each free event: the alloc event, or kBaseFlag | base block, or kNever
   std::vector<std::uint16_t> pool_of;       // of each alloc event, only when events do not say it themselves
   std::vector<std::uint32_t> empty_caches;  // events before which the program called empty_cache
-  std::vector<std::pair<std::uint32_t, std::uint16_t>> retired_pools;  // event, pool: from there its memory may be given back
+  std::vector<std::pair<std::uint32_t, std::uint16_t>>
+      retired_pools;  // event, pool: from there its memory may be given back
 };
 
 struct ReplayResult {
@@ -38,8 +39,8 @@ struct ReplayResult {
   std::uint64_t oom_largest_free = 0;
   std::uint64_t oom_reserved = 0;
   std::uint64_t retries = 0;
-  std::uint64_t events = 0;        // replayed
-  std::uint64_t differ = 0;        // validation: events whose reserved bytes differ from the recording
+  std::uint64_t events = 0;  // replayed
+  std::uint64_t differ = 0;  // validation: events whose reserved bytes differ from the recording
   std::uint32_t first_difference = kNever;
 };
 
@@ -50,12 +51,13 @@ struct ReplayValidation {
 
 /// Replay with the recorded settings and the recorded answers of the device.
 /// `device_total`: the card's size where known; needed to replay garbage collection and memory fractions.
-ReplayValidation validate_replay(const DeviceTimeline& timeline, std::optional<std::uint64_t> device_total = std::nullopt);
+ReplayValidation validate_replay(const DeviceTimeline& timeline,
+                                 std::optional<std::uint64_t> device_total = std::nullopt);
 
 struct WhatIf {
   AllocatorSettings settings;
-  std::optional<std::uint64_t> capacity;      // bytes this process can have; absent = no limit
-  std::optional<std::uint64_t> device_total;  // for memory fractions; absent = capacity
+  std::optional<std::uint64_t> capacity;       // bytes this process can have; absent = no limit
+  std::optional<std::uint64_t> device_total;   // for memory fractions; absent = capacity
   const std::vector<bool>* without = nullptr;  // by stack: requests that are left out
 };
 

@@ -25,7 +25,10 @@ TEST(AllocatorSettings, RoundsToBlocksAndToDivisionsOfPowersOfTwo) {
 
 TEST(AllocatorSettings, ReadsTheTextThatItWrites) {
   AllocatorSettings s;
-  ASSERT_TRUE(apply_conf("expandable_segments:True, max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,1024:4,>:8],garbage_collection_threshold:0.6", s));
+  ASSERT_TRUE(apply_conf(
+      "expandable_segments:True, "
+      "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,1024:4,>:8],garbage_collection_threshold:0.6",
+      s));
   EXPECT_TRUE(s.expandable_segments);
   EXPECT_EQ(s.max_split_size, 128 * kMiB);
   EXPECT_EQ(s.roundup_power2_divisions[8], 1u);
@@ -82,7 +85,8 @@ TEST(CachingAllocator, KeepsItsInvariantsUnderAnyOrderOfRequests) {
         if (random() % 4 == 0) a.request_free(live[k]);
         a.complete_free(live[k]);
         live.erase(live.begin() + static_cast<long>(k));
-      } else if (auto* block = a.allocate(std::uint64_t{1} << (8 + random() % 18), static_cast<std::uint16_t>(random() % 2), 0)) {
+      } else if (auto* block =
+                     a.allocate(std::uint64_t{1} << (8 + random() % 18), static_cast<std::uint16_t>(random() % 2), 0)) {
         live.push_back(block);
       }
       if (random() % 200 == 0) a.empty_cache();
@@ -113,12 +117,12 @@ TEST(BlockLayout, FollowsAddressesAndMergesNeighbours) {
 
 TEST(BlockLayout, NamesWhatCannotBe) {
   detail::BlockLayout layout{AllocatorSettings{}};
-  EXPECT_NE(layout.allocate(4096, 512, 0).violation, nullptr);       // outside every segment
-  EXPECT_NE(layout.request_free(99).violation, nullptr);             // never allocated
-  EXPECT_NE(layout.remove_segment(1, 2).violation, nullptr);         // never there
+  EXPECT_NE(layout.allocate(4096, 512, 0).violation, nullptr);  // outside every segment
+  EXPECT_NE(layout.request_free(99).violation, nullptr);        // never allocated
+  EXPECT_NE(layout.remove_segment(1, 2).violation, nullptr);    // never there
   layout.add_segment(1 << 20, 2 * kMiB, 0, 0, false, false);
   layout.allocate(1 << 20, 512, 1);
-  EXPECT_NE(layout.allocate(1 << 20, 512, 2).violation, nullptr);    // twice
+  EXPECT_NE(layout.allocate(1 << 20, 512, 2).violation, nullptr);          // twice
   EXPECT_NE(layout.remove_segment(1 << 20, 2 * kMiB).violation, nullptr);  // in use
   layout.check_invariants();
 }

@@ -28,7 +28,8 @@ std::vector<PeakShare> compute_peak_shares(const DeviceExplanation& d, const Att
       unrecorded += bytes;
       return;
     }
-    const bool persistent = base ? outlives(kNever, t.base_blocks[owner & ~kBaseFlag].freed_at) : outlives(owner, t.freed_at[owner]);
+    const bool persistent =
+        base ? outlives(kNever, t.base_blocks[owner & ~kBaseFlag].freed_at) : outlives(owner, t.freed_at[owner]);
     const std::uint64_t key = attribution.place_key(stack) << 1 | (persistent ? 1 : 0);
     groups[key] += bytes;
     stack_of[key] = stack;
@@ -36,12 +37,13 @@ std::vector<PeakShare> compute_peak_shares(const DeviceExplanation& d, const Att
   std::vector<PeakShare> shares;
   for (const auto& [key, bytes] : groups)
     shares.push_back({attribution.where(stack_of[key]), attribution.of(stack_of[key]).category, (key & 1) != 0, bytes});
-  if (unrecorded > 0) shares.push_back({"(allocated before the recording, without a stack)", Category::Unrecorded, true, unrecorded});
+  if (unrecorded > 0)
+    shares.push_back({"(allocated before the recording, without a stack)", Category::Unrecorded, true, unrecorded});
   return shares;
 }
 
-SnapshotDiff compute_diff(std::int32_t device, std::uint64_t peak_before, const std::vector<PeakShare>& before, std::uint64_t peak_after,
-                          const std::vector<PeakShare>& after) {
+SnapshotDiff compute_diff(std::int32_t device, std::uint64_t peak_before, const std::vector<PeakShare>& before,
+                          std::uint64_t peak_after, const std::vector<PeakShare>& after) {
   SnapshotDiff out;
   out.device = device;
   out.peak_before = peak_before;
@@ -54,7 +56,8 @@ SnapshotDiff compute_diff(std::int32_t device, std::uint64_t peak_before, const 
     const auto delta = static_cast<std::int64_t>(sizes.second) - static_cast<std::int64_t>(sizes.first);
     out.rows.push_back({delta, std::get<0>(key), std::get<1>(key), std::get<2>(key), sizes.first, sizes.second});
   }
-  std::stable_sort(out.rows.begin(), out.rows.end(), [](const DiffRow& a, const DiffRow& b) { return std::llabs(a.bytes) > std::llabs(b.bytes); });
+  std::stable_sort(out.rows.begin(), out.rows.end(),
+                   [](const DiffRow& a, const DiffRow& b) { return std::llabs(a.bytes) > std::llabs(b.bytes); });
   return out;
 }
 

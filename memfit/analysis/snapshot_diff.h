@@ -33,7 +33,7 @@ struct SnapshotDiff {
   std::uint64_t peak_before = 0, peak_after = 0;
   std::vector<DiffRow> rows;  // largest difference first; equal ones left out
 };
-SnapshotDiff compute_diff(std::int32_t device, std::uint64_t peak_before, const std::vector<PeakShare>& before, std::uint64_t peak_after,
-                          const std::vector<PeakShare>& after);
+SnapshotDiff compute_diff(std::int32_t device, std::uint64_t peak_before, const std::vector<PeakShare>& before,
+                          std::uint64_t peak_after, const std::vector<PeakShare>& after);
 
 }  // namespace memfit::analysis

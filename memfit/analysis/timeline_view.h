@@ -1,6 +1,6 @@
-// A history thinned for drawing: curves that keep every peak, bytes by category at fixed points, the blocks that matter.
-// Not here: drawing (report/).
-// Threads: pure functions. Cost: one pass for the curve, one for the rest; memory follows the limits, not the events.
+// A history thinned for drawing: curves that keep every peak, bytes by category at fixed points, the blocks that
+// matter. Not here: drawing (report/). Threads: pure functions. Cost: one pass for the curve, one for the rest; memory
+// follows the limits, not the events.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ViewBlock {
   std::uint32_t from = 0;     // kNever: before the first event
   std::uint32_t to = kNever;  // event that asked to free it
   std::uint64_t bytes = 0;
-  std::uint32_t place = 0;    // into places
+  std::uint32_t place = 0;  // into places
 };
 
 struct ViewPlace {
@@ -40,6 +40,7 @@ struct TimelineView {
   std::vector<ViewPlace> places;
 };
 
-TimelineView compute_view(const DeviceExplanation& device, const Attribution& attribution, const ViewLimits& limits = {});
+TimelineView compute_view(const DeviceExplanation& device, const Attribution& attribution,
+                          const ViewLimits& limits = {});
 
 }  // namespace memfit::analysis

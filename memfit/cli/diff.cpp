@@ -30,7 +30,8 @@ std::map<std::int32_t, Side> sides_of(const std::string& file) {
   const analysis::Explanation explanation = analysis::explain(snapshot, options);
   std::map<std::int32_t, Side> sides;
   for (const analysis::DeviceExplanation& device : explanation.devices)
-    sides[device.timeline.device] = {device.peak_allocated, analysis::compute_peak_shares(device, *explanation.attribution)};
+    sides[device.timeline.device] = {device.peak_allocated,
+                                     analysis::compute_peak_shares(device, *explanation.attribution)};
   return sides;
 }
 
@@ -40,7 +41,8 @@ void run_diff(const DiffArguments& args) {
   for (auto& [device, side] : sides_of(args.after)) devices[device].second = std::move(side);
   std::vector<analysis::SnapshotDiff> diffs;
   for (const auto& [device, sides] : devices)
-    diffs.push_back(analysis::compute_diff(device, sides.first.peak, sides.first.shares, sides.second.peak, sides.second.shares));
+    diffs.push_back(
+        analysis::compute_diff(device, sides.first.peak, sides.first.shares, sides.second.peak, sides.second.shares));
   if (args.json) {
     fmt::print("{}\n", report::json_text(report::diff_json(diffs)));
     return;
@@ -52,7 +54,8 @@ void run_diff(const DiffArguments& args) {
 
 void add_diff(CLI::App& app, Context& context) {
   auto args = std::make_shared<DiffArguments>();
-  CLI::App* verb = app.add_subcommand("diff", "Rank what explains the difference between the peaks of two memory snapshots");
+  CLI::App* verb =
+      app.add_subcommand("diff", "Rank what explains the difference between the peaks of two memory snapshots");
   verb->add_option("BEFORE", args->before, "A memory snapshot")->required();
   verb->add_option("AFTER", args->after, "Another one")->required();
   verb->add_flag("--json", args->json, "Print JSON");

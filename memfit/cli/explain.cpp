@@ -25,8 +25,10 @@ void run_explain(const ExplainArguments& args) {
   analysis::ExplainOptions options;
   options.from = args.from;
   options.to = args.to;
-  if (args.from && args.to && *args.from >= *args.to) throw UsageError(fmt::format("--from {} is not before --to {}.", *args.from, *args.to));
-  if (args.last_step && (args.from || args.to)) throw UsageError("--last-step chooses the events itself: leave --from and --to out.");
+  if (args.from && args.to && *args.from >= *args.to)
+    throw UsageError(fmt::format("--from {} is not before --to {}.", *args.from, *args.to));
+  if (args.last_step && (args.from || args.to))
+    throw UsageError("--last-step chooses the events itself: leave --from and --to out.");
   options.last_step = args.last_step;
   if (!args.min_size.empty()) options.min_size = parse_size(args.min_size, "--min-size").count();
   if (!args.device_memory.empty()) options.device_memory = parse_size(args.device_memory, "--device-memory").count();
@@ -48,7 +50,8 @@ void run_explain(const ExplainArguments& args) {
   for (const std::string& file : args.files) {
     const trace::AllocatorSnapshot snapshot = snapshot::read_allocator_snapshot(file);
     const analysis::Explanation explanation = analysis::explain(snapshot, options);
-    for (const analysis::DeviceExplanation& device : explanation.devices) ranks.push_back(analysis::summarize_rank(file, device));
+    for (const analysis::DeviceExplanation& device : explanation.devices)
+      ranks.push_back(analysis::summarize_rank(file, device));
     if (args.json) files.push_back(report::explain_json(explanation));
   }
   const analysis::RankComparison comparison = analysis::compare_ranks(ranks);
@@ -68,7 +71,8 @@ void run_explain(const ExplainArguments& args) {
 
 void add_explain(CLI::App& app, Context& context) {
   auto args = std::make_shared<ExplainArguments>();
-  CLI::App* verb = app.add_subcommand("explain", "Say what a PyTorch memory snapshot shows and what went wrong; several files are a job's ranks");
+  CLI::App* verb = app.add_subcommand(
+      "explain", "Say what a PyTorch memory snapshot shows and what went wrong; several files are a job's ranks");
   verb->add_option("FILE", args->files, "Snapshots of torch.cuda.memory._dump_snapshot, pickle or JSON")->required();
   verb->add_option("--from", args->from, "First event to look at");
   verb->add_option("--to", args->to, "Event to stop before");

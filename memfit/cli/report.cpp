@@ -23,7 +23,8 @@ struct ReportArguments {
 
 void run_report(const ReportArguments& args) {
   if (args.html && args.json) throw UsageError("--html and --json: choose one.");
-  if (args.from && args.to && *args.from >= *args.to) throw UsageError(fmt::format("--from {} is not before --to {}.", *args.from, *args.to));
+  if (args.from && args.to && *args.from >= *args.to)
+    throw UsageError(fmt::format("--from {} is not before --to {}.", *args.from, *args.to));
   analysis::ExplainOptions options;
   options.from = args.from;
   options.to = args.to;
@@ -41,7 +42,8 @@ void run_report(const ReportArguments& args) {
   } else if (args.json) {
     fmt::print("{}\n", report::json_text(report::explain_json(explanation)));
   } else {
-    fmt::print("{}\nNext: memfit report {} --html    the same over time\n", report::explain_text(explanation), args.file);
+    fmt::print("{}\nNext: memfit report {} --html    the same over time\n", report::explain_text(explanation),
+               args.file);
   }
 }
 

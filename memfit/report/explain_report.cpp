@@ -9,11 +9,13 @@
 namespace memfit::report {
 namespace {
 
-using nlohmann::json;
 using analysis::kNever;
+using nlohmann::json;
 
 std::string size_text(std::uint64_t n) { return format_bytes(Bytes(n)); }
-std::string signed_text(std::int64_t n) { return (n < 0 ? "-" : "+") + size_text(static_cast<std::uint64_t>(std::llabs(n))); }
+std::string signed_text(std::int64_t n) {
+  return (n < 0 ? "-" : "+") + size_text(static_cast<std::uint64_t>(std::llabs(n)));
+}
 
 /// What comes from a file goes to a terminal: no control characters.
 std::string plain(std::string_view text) {
@@ -59,39 +61,56 @@ json device_json(const analysis::DeviceExplanation& d) {
   if (t.reason != analysis::UnrecordedReason::None) out["unrecorded_reason"] = name_of(t.reason);
   json owners = json::array();
   for (const analysis::OwnerRow& row : d.owners)
-    owners.push_back({{"bytes", row.bytes}, {"category", name_of(row.category)}, {"where", row.where}, {"rule", row.rule}, {"blocks", row.blocks}});
+    owners.push_back({{"bytes", row.bytes},
+                      {"category", name_of(row.category)},
+                      {"where", row.where},
+                      {"rule", row.rule},
+                      {"blocks", row.blocks}});
   out["owners_at_peak"] = std::move(owners);
+  if (!d.notes.empty()) {
+    json notes = json::array();
+    for (std::size_t i = 0; i < std::min<std::size_t>(d.notes.size(), 200); ++i)
+      notes.push_back({{"bytes", d.notes[i].bytes},
+                       {"user_metadata", d.notes[i].user_metadata},
+                       {"compile_context", d.notes[i].compile_context}});
+    out["notes_at_peak"] = std::move(notes);
+  }
   if (d.replay) out["replay"] = {{"events_replayed", d.replay->events}, {"events_that_differ", d.replay->differ}};
   return out;
 }
 
 void device_text(const analysis::DeviceExplanation& d, std::string& text) {
   const analysis::DeviceTimeline& t = d.timeline;
-  text += fmt::format("\nDevice {}: {} allocated, {} reserved at the end", t.device, size_text(t.final_allocated), size_text(t.final_reserved));
+  text += fmt::format("\nDevice {}: {} allocated, {} reserved at the end", t.device, size_text(t.final_allocated),
+                      size_text(t.final_reserved));
   if (d.capacity) text += fmt::format(" of {}", size_text(*d.capacity));
   text += "\n";
   if (t.count == 0) {
     text += "  no history: the peak and the order of events are not known; below is what it holds at the end\n";
   } else {
-    text += fmt::format("  peak {} allocated ({} reserved then)", size_text(d.peak_allocated), size_text(d.reserved_at_peak));
-    text += d.peak_event == kNever ? " when the recording began" : fmt::format(" at event {} of {}", d.peak_event, t.count);
+    text += fmt::format("  peak {} allocated ({} reserved then)", size_text(d.peak_allocated),
+                        size_text(d.reserved_at_peak));
+    text +=
+        d.peak_event == kNever ? " when the recording began" : fmt::format(" at event {} of {}", d.peak_event, t.count);
     if (d.from != 0 || d.to != t.count) text += fmt::format(", within events {} to {}", d.from, d.to);
     text += fmt::format("; {} events left out\n", d.left_out);
   }
   if (t.unrecorded > 0) {
-    const char* why = t.reason == analysis::UnrecordedReason::Overflow       ? "the ring lost the events (raise max_entries)"
+    const char* why = t.reason == analysis::UnrecordedReason::Overflow ? "the ring lost the events (raise max_entries)"
                       : t.reason == analysis::UnrecordedReason::NotRecording ? "recording was not on yet"
                                                                              : "the file does not say why";
     text += fmt::format("  {} were there before the first event: {}\n", size_text(t.unrecorded), why);
   }
   if (d.at_end.free_bytes > 0)
-    text += fmt::format("  {} free inside segments at the end: largest piece {}, {} can be given back, {} pinned\n", size_text(d.at_end.free_bytes),
-                        size_text(d.at_end.largest_free), size_text(d.at_end.releasable), size_text(d.at_end.stuck));
+    text += fmt::format("  {} free inside segments at the end: largest piece {}, {} can be given back, {} pinned\n",
+                        size_text(d.at_end.free_bytes), size_text(d.at_end.largest_free),
+                        size_text(d.at_end.releasable), size_text(d.at_end.stuck));
   if (t.violation_count > 0) {
     text += fmt::format("  the file contradicts itself {} times:\n", t.violation_count);
     for (std::size_t i = 0; i < std::min<std::size_t>(3, t.violations.size()); ++i) {
       const analysis::Violation& violation = t.violations[i];
-      text += violation.event == kNever ? fmt::format("    {}\n", violation.what) : fmt::format("    event {}: {}\n", violation.event, violation.what);
+      text += violation.event == kNever ? fmt::format("    {}\n", violation.what)
+                                        : fmt::format("    event {}: {}\n", violation.event, violation.what);
     }
   }
   text += fmt::format("  owners at the peak, {} in all:\n", size_text(d.peak_allocated));
@@ -107,9 +126,19 @@ void device_text(const analysis::DeviceExplanation& d, std::string& text) {
       ++hidden;
       continue;
     }
-    text += fmt::format("    {:>11}  {:<13} {}  [{}]\n", size_text(row.bytes), name_of(row.category), plain(row.where), row.rule);
+    text += fmt::format("    {:>11}  {:<13} {}  [{}]\n", size_text(row.bytes), name_of(row.category), plain(row.where),
+                        row.rule);
   }
   if (hidden > 0) text += fmt::format("    {:>11}  {} more places\n", size_text(rest), hidden);
+  if (d.notes.empty()) return;
+  text += "  by user metadata and compile context:\n";
+  for (std::size_t i = 0; i < std::min<std::size_t>(d.notes.size(), 6); ++i) {
+    const analysis::NoteRow& row = d.notes[i];
+    const std::string name = row.user_metadata +
+                             (row.user_metadata.empty() || row.compile_context.empty() ? "" : ", ") +
+                             row.compile_context;
+    text += fmt::format("    {:>11}  {}\n", size_text(row.bytes), name.empty() ? "(none)" : plain(name));
+  }
 }
 
 void verdict_text(const analysis::Verdict& verdict, bool many, std::string& text) {
@@ -121,15 +150,19 @@ void verdict_text(const analysis::Verdict& verdict, bool many, std::string& text
       {analysis::VerdictKind::OversizedRequest, "One request is too large for the device: by {}."},
       {analysis::VerdictKind::OtherProcesses, "Others hold the card: {} are used outside this process's allocator."},
       {analysis::VerdictKind::CapBelowDevice, "A cap stands below the device: {} of it are free and may not be used."},
-      {analysis::VerdictKind::PoolsCannotShare, "Streams or pools cannot share: {} lie free where this request may not take them."},
+      {analysis::VerdictKind::PoolsCannotShare,
+       "Streams or pools cannot share: {} lie free where this request may not take them."},
       {analysis::VerdictKind::None, "Nothing wrong was found."}};
   std::string words = "?";
   for (const auto& [kind, sentence] : kWords)
-    if (kind == verdict.kind) words = kind == analysis::VerdictKind::None ? std::string(sentence) : fmt::format(fmt::runtime(sentence), size_text(verdict.bytes));
+    if (kind == verdict.kind)
+      words = kind == analysis::VerdictKind::None ? std::string(sentence)
+                                                  : fmt::format(fmt::runtime(sentence), size_text(verdict.bytes));
   text += fmt::format("{}{}\n", many ? fmt::format("Device {}: ", verdict.device) : "", words);
   for (const std::string& line : verdict.evidence) text += fmt::format("  - {}\n", plain(line));
   for (const analysis::Advice& advice : verdict.advice) {
-    text += advice.is_conf ? fmt::format("  > PYTORCH_ALLOC_CONF={} would save {} (replayed)\n", advice.setting, size_text(advice.saves))
+    text += advice.is_conf ? fmt::format("  > PYTORCH_ALLOC_CONF={} would save {} (replayed)\n", advice.setting,
+                                         size_text(advice.saves))
                            : fmt::format("  > {}: {} (replayed)\n", plain(advice.setting), size_text(advice.saves));
   }
 }
@@ -140,14 +173,23 @@ std::string json_text(const json& value) { return value.dump(1, ' ', false, json
 
 json explain_json(const analysis::Explanation& explanation) {
   const trace::AllocatorSnapshot& snapshot = *explanation.snapshot;
-  json out{{"version", 1}, {"file", snapshot.file}, {"file_bytes", snapshot.file_bytes}, {"format", snapshot.format}, {"has_history", snapshot.has_history}};
+  json out{{"version", 1},
+           {"file", snapshot.file},
+           {"file_bytes", snapshot.file_bytes},
+           {"format", snapshot.format},
+           {"has_history", snapshot.has_history}};
   json devices = json::array(), verdicts = json::array();
   for (const analysis::DeviceExplanation& d : explanation.devices) {
     devices.push_back(device_json(d));
     for (const analysis::Verdict& verdict : d.verdicts) {
       json advice = json::array();
-      for (const analysis::Advice& row : verdict.advice) advice.push_back({{"setting", row.setting}, {"saves_bytes", row.saves}});
-      verdicts.push_back({{"kind", name_of(verdict.kind)}, {"device", verdict.device}, {"bytes", verdict.bytes}, {"evidence", verdict.evidence}, {"advice", advice}});
+      for (const analysis::Advice& row : verdict.advice)
+        advice.push_back({{"setting", row.setting}, {"saves_bytes", row.saves}});
+      verdicts.push_back({{"kind", name_of(verdict.kind)},
+                          {"device", verdict.device},
+                          {"bytes", verdict.bytes},
+                          {"evidence", verdict.evidence},
+                          {"advice", advice}});
     }
   }
   out["devices"] = std::move(devices);
@@ -166,8 +208,11 @@ std::string explain_text(const analysis::Explanation& explanation) {
       if (many && verdict.kind == analysis::VerdictKind::None) continue;
       verdict_text(verdict, many, text);
     }
-  if (text.empty()) text = explanation.devices.empty() ? "The snapshot holds no device's memory.\n" : "Nothing wrong was found on any device.\n";
-  text += fmt::format("\n{}: {}, {}{}\n", plain(snapshot.file), size_text(snapshot.file_bytes), snapshot.format, snapshot.list_only ? ", a list of segments without history" : "");
+  if (text.empty())
+    text = explanation.devices.empty() ? "The snapshot holds no device's memory.\n"
+                                       : "Nothing wrong was found on any device.\n";
+  text += fmt::format("\n{}: {}, {}{}\n", plain(snapshot.file), size_text(snapshot.file_bytes), snapshot.format,
+                      snapshot.list_only ? ", a list of segments without history" : "");
   if (!snapshot.settings.conf.empty()) text += fmt::format("  settings: {}\n", plain(snapshot.settings.conf));
   if (!snapshot.unknown_fields.empty()) {
     text += "  fields this version does not know:";
@@ -187,17 +232,27 @@ json ranks_json(const std::vector<analysis::RankSummary>& ranks, const analysis:
   for (const analysis::RankSummary& rank : ranks) {
     json categories = json::object();
     for (std::size_t k = 0; k < analysis::kCategories; ++k)
-      if (rank.by_category[k] > 0) categories[std::string(name_of(static_cast<analysis::Category>(k)))] = rank.by_category[k];
+      if (rank.by_category[k] > 0)
+        categories[std::string(name_of(static_cast<analysis::Category>(k)))] = rank.by_category[k];
     json kinds = json::array();
     for (const analysis::VerdictKind kind : rank.verdicts) kinds.push_back(name_of(kind));
-    rows.push_back({{"file", rank.file}, {"device", rank.device}, {"peak_allocated_bytes", rank.peak_allocated}, {"peak_reserved_bytes", rank.peak_reserved},
-                    {"categories", categories}, {"verdicts", kinds}});
+    rows.push_back({{"file", rank.file},
+                    {"device", rank.device},
+                    {"peak_allocated_bytes", rank.peak_allocated},
+                    {"peak_reserved_bytes", rank.peak_reserved},
+                    {"categories", categories},
+                    {"verdicts", kinds}});
   }
-  json out{{"ranks", rows}, {"lowest_bytes", comparison.lowest}, {"median_bytes", comparison.median}, {"highest_bytes", comparison.highest}, {"imbalance", comparison.imbalance}};
+  json out{{"ranks", rows},
+           {"lowest_bytes", comparison.lowest},
+           {"median_bytes", comparison.median},
+           {"highest_bytes", comparison.highest},
+           {"imbalance", comparison.imbalance}};
   out["odd"] = comparison.odd < 0 ? json(nullptr) : json(ranks[static_cast<std::size_t>(comparison.odd)].file);
   if (comparison.odd >= 0) {
     json differences = json::array();
-    for (const analysis::RankDifference& row : comparison.differences) differences.push_back({{"bytes", row.bytes}, {"category", name_of(row.category)}, {"where", row.where}});
+    for (const analysis::RankDifference& row : comparison.differences)
+      differences.push_back({{"bytes", row.bytes}, {"category", name_of(row.category)}, {"where", row.where}});
     out["differences"] = std::move(differences);
     out["typical"] = ranks[static_cast<std::size_t>(comparison.typical)].file;
   }
@@ -205,16 +260,19 @@ json ranks_json(const std::vector<analysis::RankSummary>& ranks, const analysis:
 }
 
 std::string ranks_text(const std::vector<analysis::RankSummary>& ranks, const analysis::RankComparison& comparison) {
-  std::string text = fmt::format("{} ranks: peak {} to {}, median {}; the largest is {:.1f} % above the median\n", ranks.size(), size_text(comparison.lowest),
-                                 size_text(comparison.highest), size_text(comparison.median), comparison.imbalance * 100);
+  std::string text = fmt::format("{} ranks: peak {} to {}, median {}; the largest is {:.1f} % above the median\n",
+                                 ranks.size(), size_text(comparison.lowest), size_text(comparison.highest),
+                                 size_text(comparison.median), comparison.imbalance * 100);
   for (const analysis::RankSummary& rank : ranks) {
     std::string kinds;
-    for (const analysis::VerdictKind kind : rank.verdicts) kinds += fmt::format("{}{}", kinds.empty() ? "" : ", ", name_of(kind));
-    text += fmt::format("  {:<32} device {:<3} {:>11} allocated {:>11} reserved   {}\n", plain(rank.file), rank.device, size_text(rank.peak_allocated),
-                        size_text(rank.peak_reserved), kinds);
+    for (const analysis::VerdictKind kind : rank.verdicts)
+      kinds += fmt::format("{}{}", kinds.empty() ? "" : ", ", name_of(kind));
+    text += fmt::format("  {:<32} device {:<3} {:>11} allocated {:>11} reserved   {}\n", plain(rank.file), rank.device,
+                        size_text(rank.peak_allocated), size_text(rank.peak_reserved), kinds);
   }
   if (comparison.odd < 0) return text + "No rank is unlike the others by more than 5 %.\n";
-  text += fmt::format("The odd one out: {}, against {}:\n", plain(ranks[static_cast<std::size_t>(comparison.odd)].file), plain(ranks[static_cast<std::size_t>(comparison.typical)].file));
+  text += fmt::format("The odd one out: {}, against {}:\n", plain(ranks[static_cast<std::size_t>(comparison.odd)].file),
+                      plain(ranks[static_cast<std::size_t>(comparison.typical)].file));
   for (std::size_t i = 0; i < std::min<std::size_t>(8, comparison.differences.size()); ++i) {
     const analysis::RankDifference& row = comparison.differences[i];
     text += fmt::format("    {:>12}  {:<13} {}\n", signed_text(row.bytes), name_of(row.category), plain(row.where));
@@ -229,12 +287,21 @@ json diff_json(const std::vector<analysis::SnapshotDiff>& devices) {
   for (const analysis::SnapshotDiff& diff : devices) {
     json rows = json::array();
     for (const analysis::DiffRow& row : diff.rows)
-      rows.push_back({{"bytes", row.bytes}, {"where", row.where}, {"persistent", row.persistent}, {"category", name_of(row.category)},
-                      {"before_bytes", row.before}, {"after_bytes", row.after}, {"device", diff.device}});
+      rows.push_back({{"bytes", row.bytes},
+                      {"where", row.where},
+                      {"persistent", row.persistent},
+                      {"category", name_of(row.category)},
+                      {"before_bytes", row.before},
+                      {"after_bytes", row.after},
+                      {"device", diff.device}});
     const auto delta = static_cast<std::int64_t>(diff.peak_after) - static_cast<std::int64_t>(diff.peak_before);
     total += delta;
     for (const json& row : rows) all.push_back(row);
-    list.push_back({{"index", diff.device}, {"peak_before_bytes", diff.peak_before}, {"peak_after_bytes", diff.peak_after}, {"delta_peak_bytes", delta}, {"rows", rows}});
+    list.push_back({{"index", diff.device},
+                    {"peak_before_bytes", diff.peak_before},
+                    {"peak_after_bytes", diff.peak_after},
+                    {"delta_peak_bytes", delta},
+                    {"rows", rows}});
   }
   return {{"version", 1}, {"delta_peak_bytes", total}, {"rows", all}, {"devices", list}};
 }
@@ -243,7 +310,8 @@ std::string diff_text(const std::vector<analysis::SnapshotDiff>& devices) {
   std::string text;
   for (const analysis::SnapshotDiff& diff : devices) {
     const auto delta = static_cast<std::int64_t>(diff.peak_after) - static_cast<std::int64_t>(diff.peak_before);
-    text += fmt::format("Device {}: peak {} -> {} ({})\n", diff.device, size_text(diff.peak_before), size_text(diff.peak_after), signed_text(delta));
+    text += fmt::format("Device {}: peak {} -> {} ({})\n", diff.device, size_text(diff.peak_before),
+                        size_text(diff.peak_after), signed_text(delta));
     std::int64_t rest = 0;
     for (std::size_t i = 0; i < diff.rows.size(); ++i) {
       const analysis::DiffRow& row = diff.rows[i];
@@ -251,9 +319,11 @@ std::string diff_text(const std::vector<analysis::SnapshotDiff>& devices) {
         rest += row.bytes;
         continue;
       }
-      text += fmt::format("  {:>12}  {:<10} {:<13} {}\n", signed_text(row.bytes), row.persistent ? "persistent" : "temporary", name_of(row.category), plain(row.where));
+      text += fmt::format("  {:>12}  {:<10} {:<13} {}\n", signed_text(row.bytes),
+                          row.persistent ? "persistent" : "temporary", name_of(row.category), plain(row.where));
     }
-    if (diff.rows.size() > 20) text += fmt::format("  {:>12}  {} more places\n", signed_text(rest), diff.rows.size() - 20);
+    if (diff.rows.size() > 20)
+      text += fmt::format("  {:>12}  {} more places\n", signed_text(rest), diff.rows.size() - 20);
     if (diff.rows.empty()) text += "  the same places hold the same bytes at the peak\n";
   }
   return text;

@@ -3,9 +3,11 @@
 // The assembler copies the files into the binary: no quoting rules, no size limit of string literals.
 __asm__(
     ".section .rodata\n"
-    ".global memfit_uplot_js_begin\nmemfit_uplot_js_begin:\n.incbin \"" MEMFIT_UPLOT_DIR "/uPlot.iife.min.js\"\n"
+    ".global memfit_uplot_js_begin\nmemfit_uplot_js_begin:\n.incbin \"" MEMFIT_UPLOT_DIR
+    "/uPlot.iife.min.js\"\n"
     ".global memfit_uplot_js_end\nmemfit_uplot_js_end:\n.byte 0\n"
-    ".global memfit_uplot_css_begin\nmemfit_uplot_css_begin:\n.incbin \"" MEMFIT_UPLOT_DIR "/uPlot.min.css\"\n"
+    ".global memfit_uplot_css_begin\nmemfit_uplot_css_begin:\n.incbin \"" MEMFIT_UPLOT_DIR
+    "/uPlot.min.css\"\n"
     ".global memfit_uplot_css_end\nmemfit_uplot_css_end:\n.byte 0\n"
     ".previous\n");
 
@@ -57,12 +59,23 @@ std::string html_escape(std::string_view text) {
   out.reserve(text.size());
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -78,7 +91,8 @@ std::string_view uplot_style() {
 
 std::string render_html_page(const HtmlPage& page) {
   std::string out;
-  out.reserve(page.body.size() + page.data.size() + page.data.size() / 16 + page.script.size() + uplot_script().size() + 8192);
+  out.reserve(page.body.size() + page.data.size() + page.data.size() / 16 + page.script.size() + uplot_script().size() +
+              8192);
   out += "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
   out += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>";
   out += html_escape(page.title);

@@ -12,8 +12,8 @@
 namespace memfit::report {
 namespace {
 
-using nlohmann::json;
 using analysis::kNever;
+using nlohmann::json;
 
 constexpr std::string_view kScript = R"js(
 const COLORS = ['#4c78a8','#f58518','#54a24b','#e45756','#72b7b2','#b279a2','#9d755d','#bab0ac','#8c8c8c','#d37295'];
@@ -106,7 +106,8 @@ json delta(const std::vector<T>& values) {
 json device_data(const analysis::DeviceExplanation& d, const analysis::Attribution& attribution) {
   const analysis::TimelineView view = analysis::compute_view(d, attribution);
   json out;
-  out["curve"] = {{"x", delta(view.curve.event)}, {"a", delta(view.curve.allocated)}, {"r", delta(view.curve.reserved)}};
+  out["curve"] = {
+      {"x", delta(view.curve.event)}, {"a", delta(view.curve.allocated)}, {"r", delta(view.curve.reserved)}};
   out["at"] = view.at;
   json categories = json::array();
   for (std::size_t k = 0; k < analysis::kCategories; ++k)
@@ -114,11 +115,15 @@ json device_data(const analysis::DeviceExplanation& d, const analysis::Attributi
   out["categories"] = std::move(categories);
   json blocks = json::array();
   for (const analysis::ViewBlock& block : view.blocks)
-    blocks.push_back({block.from == kNever ? -1 : static_cast<std::int64_t>(block.from), block.to == kNever ? -1 : static_cast<std::int64_t>(block.to), block.bytes, block.place});
+    blocks.push_back({block.from == kNever ? -1 : static_cast<std::int64_t>(block.from),
+                      block.to == kNever ? -1 : static_cast<std::int64_t>(block.to), block.bytes, block.place});
   out["blocks"] = std::move(blocks);
   json places = json::array();
   for (const analysis::ViewPlace& place : view.places)
-    places.push_back({{"where", place.where}, {"category", name_of(place.category)}, {"rule", place.rule}, {"frames", place.frames}});
+    places.push_back({{"where", place.where},
+                      {"category", name_of(place.category)},
+                      {"rule", place.rule},
+                      {"frames", place.frames}});
   out["places"] = std::move(places);
   json ooms = json::array();
   for (const analysis::OomState& oom : d.ooms) ooms.push_back(oom.event);
@@ -130,15 +135,23 @@ json device_data(const analysis::DeviceExplanation& d, const analysis::Attributi
 
 std::string device_body(const analysis::DeviceExplanation& d, std::size_t index) {
   const analysis::DeviceTimeline& t = d.timeline;
-  std::string html = fmt::format("<section id=\"device{}\"><h2>Device {}</h2><p class=\"mute\">{} events, {} left out. Drag to zoom, double click to see all, click for the blocks at an event. "
-                                 "Each curve keeps the lowest and highest point of every part, so peaks stay true at any zoom.</p>",
-                                 index, t.device, t.count, d.left_out);
-  html += "<div class=\"curve\"></div><div class=\"cats\"></div><div class=\"blocks\"></div><h3>Owners at the peak</h3><table><thead><tr><th class=\"num\">bytes</th>"
-          "<th>category</th><th>where</th><th>rule</th></tr></thead><tbody>";
+  std::string html = fmt::format(
+      "<section id=\"device{}\"><h2>Device {}</h2><p class=\"mute\">{} events, {} left out. Drag to zoom, double click "
+      "to see all, click for the blocks at an event. "
+      "Each curve keeps the lowest and highest point of every part, so peaks stay true at any zoom.</p>",
+      index, t.device, t.count, d.left_out);
+  html +=
+      "<div class=\"curve\"></div><div class=\"cats\"></div><div class=\"blocks\"></div><h3>Owners at the "
+      "peak</h3><table><thead><tr><th class=\"num\">bytes</th>"
+      "<th>category</th><th>where</th><th>rule</th></tr></thead><tbody>";
   for (const analysis::OwnerRow& row : d.owners)
-    html += fmt::format("<tr><td class=\"num\">{}</td><td>{}</td><td>{}</td><td class=\"mute\">{}</td></tr>", format_bytes(Bytes(row.bytes)), name_of(row.category),
-                        html_escape(row.where), html_escape(row.rule));
-  return html + fmt::format("<tr><td class=\"num\"><b>{}</b></td><td></td><td><b>all at the peak</b></td><td></td></tr></tbody></table></section>", format_bytes(Bytes(d.peak_allocated)));
+    html += fmt::format("<tr><td class=\"num\">{}</td><td>{}</td><td>{}</td><td class=\"mute\">{}</td></tr>",
+                        format_bytes(Bytes(row.bytes)), name_of(row.category), html_escape(row.where),
+                        html_escape(row.rule));
+  return html + fmt::format(
+                    "<tr><td class=\"num\"><b>{}</b></td><td></td><td><b>all at the "
+                    "peak</b></td><td></td></tr></tbody></table></section>",
+                    format_bytes(Bytes(d.peak_allocated)));
 }
 
 }  // namespace

@@ -15,11 +15,11 @@ namespace memfit::report {
 
 struct WhatIfView {
   const analysis::DeviceTimeline* timeline = nullptr;
-  analysis::ReplayResult recorded;   // validation: recorded settings, recorded answers of the device
+  analysis::ReplayResult recorded;  // validation: recorded settings, recorded answers of the device
   analysis::ReplayResult predicted;
-  analysis::AllocatorSettings settings;                 // of the prediction
-  std::optional<std::uint64_t> capacity;                // of the prediction
-  std::vector<analysis::Candidate> best;                // of the search, best first; empty when not asked
+  analysis::AllocatorSettings settings;   // of the prediction
+  std::optional<std::uint64_t> capacity;  // of the prediction
+  std::vector<analysis::Candidate> best;  // of the search, best first; empty when not asked
 };
 
 nlohmann::json whatif_json(const std::vector<WhatIfView>& devices);

@@ -27,11 +27,12 @@ std::string conf_or_default(const analysis::AllocatorSettings& settings) {
 std::string outcome_text(const analysis::ReplayResult& result) {
   std::string text = fmt::format("reserved peak {}", size_text(result.reserved_peak));
   if (result.oom && result.oom_event == analysis::kNever) {
-    text += fmt::format(", out of memory: even what was live when the recording began does not fit (asked for {})", size_text(result.oom_requested));
+    text += fmt::format(", out of memory: even what was live when the recording began does not fit (asked for {})",
+                        size_text(result.oom_requested));
   } else if (result.oom) {
-    text += fmt::format(", out of memory at event {} (asked for {}, {} reserved, {} of it free, largest piece {})", result.oom_event,
-                        size_text(result.oom_requested), size_text(result.oom_reserved), size_text(result.oom_free_bytes),
-                        size_text(result.oom_largest_free));
+    text += fmt::format(", out of memory at event {} (asked for {}, {} reserved, {} of it free, largest piece {})",
+                        result.oom_event, size_text(result.oom_requested), size_text(result.oom_reserved),
+                        size_text(result.oom_free_bytes), size_text(result.oom_largest_free));
   } else {
     text += ", no out of memory";
   }
@@ -81,12 +82,17 @@ std::string whatif_text(const std::vector<WhatIfView>& devices) {
     analysis::ReplayResult recorded = view.recorded;
     recorded.reserved_peak = t.peak_reserved;
     text += fmt::format("  recorded   {}: {}\n", conf_or_default(t.settings), outcome_text(recorded));
-    text += view.recorded.differ == 0
-                ? fmt::format("  check      the replay gives the recorded reserved bytes after every one of {} events\n", view.recorded.events)
-                : fmt::format("  check      the replay differs from the recording at {} of {} events, first at {}: take the prediction with care\n",
-                              view.recorded.differ, view.recorded.events, view.recorded.first_difference);
+    text +=
+        view.recorded.differ == 0
+            ? fmt::format("  check      the replay gives the recorded reserved bytes after every one of {} events\n",
+                          view.recorded.events)
+            : fmt::format(
+                  "  check      the replay differs from the recording at {} of {} events, first at {}: take the "
+                  "prediction with care\n",
+                  view.recorded.differ, view.recorded.events, view.recorded.first_difference);
     text += fmt::format("  predicted  {}{}: {}\n", conf_or_default(view.settings),
-                        view.capacity ? fmt::format(", {} for this process", size_text(*view.capacity)) : ", no limit", outcome_text(view.predicted));
+                        view.capacity ? fmt::format(", {} for this process", size_text(*view.capacity)) : ", no limit",
+                        outcome_text(view.predicted));
     if (!view.best.empty()) {
       text += "  search, best first:\n";
       for (const analysis::Candidate& candidate : view.best)

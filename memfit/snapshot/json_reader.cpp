@@ -24,7 +24,11 @@ class ByteIterator {
     settle();
     return *this;
   }
-  ByteIterator operator++(int) { ByteIterator old = *this; ++*this; return old; }
+  ByteIterator operator++(int) {
+    ByteIterator old = *this;
+    ++*this;
+    return old;
+  }
   bool operator==(const ByteIterator& other) const { return source_ == other.source_; }
   bool operator!=(const ByteIterator& other) const { return source_ != other.source_; }
 
@@ -42,16 +46,45 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return value(Value()); }
   bool boolean(bool b) override { return value(Value(b ? Tag::True : Tag::False, 0)); }
-  bool number_integer(number_integer_t n) override { builder_.push_integer(n); return done(); }
-  bool number_unsigned(number_unsigned_t n) override { builder_.push_unsigned(n); return done(); }
-  bool number_float(number_float_t n, const string_t&) override { builder_.push_float(n); return done(); }
-  bool string(string_t& text) override { builder_.push_text(text); return done(); }
+  bool number_integer(number_integer_t n) override {
+    builder_.push_integer(n);
+    return done();
+  }
+  bool number_unsigned(number_unsigned_t n) override {
+    builder_.push_unsigned(n);
+    return done();
+  }
+  bool number_float(number_float_t n, const string_t&) override {
+    builder_.push_float(n);
+    return done();
+  }
+  bool string(string_t& text) override {
+    builder_.push_text(text);
+    return done();
+  }
   bool binary(binary_t&) override { return false; }
-  bool start_object(std::size_t) override { open(false); return true; }
-  bool key(string_t& text) override { builder_.push_text(text); return true; }
-  bool end_object() override { in_list_.pop_back(); builder_.set_items(); return done(); }
-  bool start_array(std::size_t) override { open(true); return true; }
-  bool end_array() override { in_list_.pop_back(); builder_.appends(); return done(); }
+  bool start_object(std::size_t) override {
+    open(false);
+    return true;
+  }
+  bool key(string_t& text) override {
+    builder_.push_text(text);
+    return true;
+  }
+  bool end_object() override {
+    in_list_.pop_back();
+    builder_.set_items();
+    return done();
+  }
+  bool start_array(std::size_t) override {
+    open(true);
+    return true;
+  }
+  bool end_array() override {
+    in_list_.pop_back();
+    builder_.appends();
+    return done();
+  }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     std::string why = error.what();
     if (const auto colon = why.find("syntax error"); colon != std::string::npos) why = why.substr(colon);
@@ -89,7 +122,8 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 void read_json(ByteSource& source, trace::AllocatorSnapshot& out) {
   ObjectBuilder builder(source, out);
   JsonEvents events(source, builder);
-  if (!nlohmann::json::sax_parse(ByteIterator(&source), ByteIterator(), &events)) builder.bad("is not the JSON of a memory snapshot");
+  if (!nlohmann::json::sax_parse(ByteIterator(&source), ByteIterator(), &events))
+    builder.bad("is not the JSON of a memory snapshot");
   builder.finish();
   out.format = "JSON";
 }

@@ -35,7 +35,8 @@ std::uint32_t ObjectBuilder::open_list() {
     free_lists_.pop_back();
     return slot;
   }
-  if (lists_.size() + dicts_.size() >= kMaxContainers) bad("has more than two million lists and dictionaries that are no snapshot records");
+  if (lists_.size() + dicts_.size() >= kMaxContainers)
+    bad("has more than two million lists and dictionaries that are no snapshot records");
   lists_.emplace_back();
   return static_cast<std::uint32_t>(lists_.size() - 1);
 }
@@ -46,7 +47,8 @@ std::uint32_t ObjectBuilder::open_dict() {
     free_dicts_.pop_back();
     return slot;
   }
-  if (lists_.size() + dicts_.size() >= kMaxContainers) bad("has more than two million lists and dictionaries that are no snapshot records");
+  if (lists_.size() + dicts_.size() >= kMaxContainers)
+    bad("has more than two million lists and dictionaries that are no snapshot records");
   dicts_.emplace_back();
   return static_cast<std::uint32_t>(dicts_.size() - 1);
 }
@@ -56,7 +58,9 @@ void ObjectBuilder::share(Value value) {
   if (value.tag() == Tag::Dict) dicts_[value.index()].shared = true;
 }
 
-void ObjectBuilder::missing(std::uint64_t index) const { bad("fetches memo entry " + std::to_string(index) + ", which was never stored"); }
+void ObjectBuilder::missing(std::uint64_t index) const {
+  bad("fetches memo entry " + std::to_string(index) + ", which was never stored");
+}
 
 void ObjectBuilder::get_sparse(std::uint64_t index) {
   const auto found = sparse_memo_.find(index);
@@ -66,7 +70,8 @@ void ObjectBuilder::get_sparse(std::uint64_t index) {
 }
 
 void ObjectBuilder::put(std::uint64_t index) {
-  if (stack_.empty() || (!marks_.empty() && stack_.size() <= marks_.back())) bad("stores in the memo when nothing is on the stack");
+  if (stack_.empty() || (!marks_.empty() && stack_.size() <= marks_.back()))
+    bad("stores in the memo when nothing is on the stack");
   Value value = stack_.back();
   // A container in the sparse memo, or stored twice, keeps its slot: only one dense entry can be patched.
   const bool dense = index <= memo_.size();
@@ -126,7 +131,8 @@ void ObjectBuilder::pop_mark() {
 }
 
 void ObjectBuilder::dup() {
-  if (stack_.empty() || (!marks_.empty() && stack_.size() <= marks_.back())) bad("duplicates the top of an empty stack");
+  if (stack_.empty() || (!marks_.empty() && stack_.size() <= marks_.back()))
+    bad("duplicates the top of an empty stack");
   share(stack_.back());
   const Value top = stack_.back();
   push(top);
@@ -213,7 +219,8 @@ void ObjectBuilder::add_to_list(Value& target, const Value* begin, const Value* 
 }
 
 void ObjectBuilder::append() {
-  if (stack_.size() < 2 || (!marks_.empty() && stack_.size() < marks_.back() + 2)) bad("appends with fewer than two values on the stack");
+  if (stack_.size() < 2 || (!marks_.empty() && stack_.size() < marks_.back() + 2))
+    bad("appends with fewer than two values on the stack");
   const Value item = stack_.back();
   stack_.pop_back();
   add_to_list(stack_.back(), &item, &item + 1);
@@ -250,16 +257,26 @@ void ObjectBuilder::add_to_dict(Value& target, const Value* begin, const Value* 
     }
   }
   switch (target.tag()) {
-    case Tag::Event: set_event(out_.events[target.index()], begin, end); return;
-    case Tag::Block: set_block(out_.blocks[target.index()], begin, end); return;
-    case Tag::Segment: set_segment(out_.segments[target.index()], begin, end); return;
-    case Tag::Frame: if (begin == end) return; bad("changes a stack frame after it was complete");
-    default: bad("sets an item of something that is not a dictionary");
+    case Tag::Event:
+      set_event(out_.events[target.index()], begin, end);
+      return;
+    case Tag::Block:
+      set_block(out_.blocks[target.index()], begin, end);
+      return;
+    case Tag::Segment:
+      set_segment(out_.segments[target.index()], begin, end);
+      return;
+    case Tag::Frame:
+      if (begin == end) return;
+      bad("changes a stack frame after it was complete");
+    default:
+      bad("sets an item of something that is not a dictionary");
   }
 }
 
 void ObjectBuilder::set_item() {
-  if (stack_.size() < 3 || (!marks_.empty() && stack_.size() < marks_.back() + 3)) bad("sets an item with fewer than three values on the stack");
+  if (stack_.size() < 3 || (!marks_.empty() && stack_.size() < marks_.back() + 3))
+    bad("sets an item with fewer than three values on the stack");
   const Value pair[2] = {stack_[stack_.size() - 2], stack_[stack_.size() - 1]};
   stack_.resize(stack_.size() - 2);
   // One at a time: do not decide what it is by its first key; settled() decides when it is used.
@@ -302,7 +319,8 @@ void ObjectBuilder::make_tuple() {
     share(stack_[i]);
   }
   static_assert(sizeof(Value) == sizeof(std::uint64_t));
-  const std::uint32_t id = tuples_.intern({reinterpret_cast<const std::uint64_t*>(stack_.data() + mark), stack_.size() - mark});
+  const std::uint32_t id =
+      tuples_.intern({reinterpret_cast<const std::uint64_t*>(stack_.data() + mark), stack_.size() - mark});
   stack_.resize(mark);
   push(Value(Tag::Tuple, id));
 }

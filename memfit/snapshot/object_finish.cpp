@@ -119,7 +119,8 @@ void ObjectBuilder::finish_settings(Value value) {
   trace::RecordedSettings& settings = out_.settings;
   settings.present = true;
   for (const auto& [key, item] : dicts_[value.index()].items) {
-    if (is(key, Key::PYTORCH_CUDA_ALLOC_CONF) || is(key, Key::PYTORCH_ALLOC_CONF) || is(key, Key::PYTORCH_XPU_ALLOC_CONF)) {
+    if (is(key, Key::PYTORCH_CUDA_ALLOC_CONF) || is(key, Key::PYTORCH_ALLOC_CONF) ||
+        is(key, Key::PYTORCH_XPU_ALLOC_CONF)) {
       settings.conf = text_of(item);
     } else if (is(key, Key::max_split_size)) {
       // Unlimited is written as -1 or as the largest 64-bit number.
@@ -136,7 +137,8 @@ void ObjectBuilder::finish_settings(Value value) {
       for (const auto& [size, count] : dicts_[divisions.index()].items)
         settings.roundup_power2_divisions.emplace_back(text_of(size), unsigned_of(count, "roundup_power2_divisions"));
     }
-    // The others (pinned_*, release_lock_on_cudamalloc, graph_capture_record_stream_reuse, ...) do not change what is reserved.
+    // The others (pinned_*, release_lock_on_cudamalloc, graph_capture_record_stream_reuse, ...) do not change what is
+    // reserved.
   }
 }
 

@@ -27,14 +27,27 @@ ObjectBuilder::Kind ObjectBuilder::classify(const Value* begin, const Value* end
   bool state = false, size = false;
   for (const Value* key = begin; key + 1 < end; key += 2) {
     switch (key_of(*key)) {
-      case Key::action: return Kind::Event;
-      case Key::total_size: return Kind::Segment;
-      case Key::filename: frame_parts |= 1; break;
-      case Key::name: frame_parts |= 2; break;
-      case Key::line: frame_parts |= 4; break;
-      case Key::state: state = true; break;
-      case Key::size: size = true; break;
-      default: break;
+      case Key::action:
+        return Kind::Event;
+      case Key::total_size:
+        return Kind::Segment;
+      case Key::filename:
+        frame_parts |= 1;
+        break;
+      case Key::name:
+        frame_parts |= 2;
+        break;
+      case Key::line:
+        frame_parts |= 4;
+        break;
+      case Key::state:
+        state = true;
+        break;
+      case Key::size:
+        size = true;
+        break;
+      default:
+        break;
     }
   }
   if (frame_parts == 7) return Kind::Frame;
@@ -51,7 +64,8 @@ Value ObjectBuilder::build(Kind kind, const Value* begin, const Value* end) {
       out_.events.push_back(event);
       return Value(Tag::Event, out_.events.size() - 1);
     }
-    case Kind::Frame: return build_frame(begin, end);
+    case Kind::Frame:
+      return build_frame(begin, end);
     case Kind::Block: {
       trace::AllocatorBlock block;
       set_block(block, begin, end);
@@ -64,7 +78,8 @@ Value ObjectBuilder::build(Kind kind, const Value* begin, const Value* end) {
       out_.segments.push_back(segment);
       return Value(Tag::Segment, out_.segments.size() - 1);
     }
-    case Kind::Generic: break;
+    case Kind::Generic:
+      break;
   }
   bad("holds a dictionary of no known kind");
 }
@@ -72,8 +87,10 @@ Value ObjectBuilder::build(Kind kind, const Value* begin, const Value* end) {
 std::uint64_t ObjectBuilder::unsigned_of(Value value, const char* what) const {
   switch (value.tag()) {
     case Tag::None:
-    case Tag::False: return 0;
-    case Tag::True: return 1;
+    case Tag::False:
+      return 0;
+    case Tag::True:
+      return 1;
     case Tag::Int:
       if (value.integer() >= 0) return static_cast<std::uint64_t>(value.integer());
       bad(std::string(what) + " is negative: " + std::to_string(value.integer()));
@@ -87,7 +104,8 @@ std::uint64_t ObjectBuilder::unsigned_of(Value value, const char* what) const {
       if (number >= 0 && number < 1.8e19) return static_cast<std::uint64_t>(number);
       bad(std::string(what) + " is not a size");
     }
-    default: bad(std::string(what) + " is not a number");
+    default:
+      bad(std::string(what) + " is not a number");
   }
 }
 
@@ -221,22 +239,43 @@ void ObjectBuilder::unknown(const char* where, Value key) {
     ++unknown_other_;
     return;
   }
-  const std::string name = key.tag() == Tag::Str ? text_of(key).substr(0, 100) : std::string("(a key that is not text)");
+  const std::string name =
+      key.tag() == Tag::Str ? text_of(key).substr(0, 100) : std::string("(a key that is not text)");
   ++out_.unknown_fields[std::string(where) + "." + name];
 }
 
 void ObjectBuilder::set_event_action(trace::AllocatorEvent& event, Value value) {
   switch (key_of(value)) {
-    case Key::alloc: event.action = AllocatorAction::Alloc; return;
-    case Key::free: event.action = AllocatorAction::FreeCompleted; return;  // versions before free was split in two
-    case Key::free_requested: event.action = AllocatorAction::FreeRequested; return;
-    case Key::free_completed: event.action = AllocatorAction::FreeCompleted; return;
-    case Key::segment_alloc: event.action = AllocatorAction::SegmentAlloc; return;
-    case Key::segment_free: event.action = AllocatorAction::SegmentFree; return;
-    case Key::segment_map: event.action = AllocatorAction::SegmentMap; return;
-    case Key::segment_unmap: event.action = AllocatorAction::SegmentUnmap; return;
-    case Key::snapshot: event.action = AllocatorAction::Snapshot; return;
-    case Key::oom: event.action = AllocatorAction::OutOfMemory; return;
+    case Key::alloc:
+      event.action = AllocatorAction::Alloc;
+      return;
+    case Key::free:
+      event.action = AllocatorAction::FreeCompleted;
+      return;  // versions before free was split in two
+    case Key::free_requested:
+      event.action = AllocatorAction::FreeRequested;
+      return;
+    case Key::free_completed:
+      event.action = AllocatorAction::FreeCompleted;
+      return;
+    case Key::segment_alloc:
+      event.action = AllocatorAction::SegmentAlloc;
+      return;
+    case Key::segment_free:
+      event.action = AllocatorAction::SegmentFree;
+      return;
+    case Key::segment_map:
+      event.action = AllocatorAction::SegmentMap;
+      return;
+    case Key::segment_unmap:
+      event.action = AllocatorAction::SegmentUnmap;
+      return;
+    case Key::snapshot:
+      event.action = AllocatorAction::Snapshot;
+      return;
+    case Key::oom:
+      event.action = AllocatorAction::OutOfMemory;
+      return;
     default:
       event.action = AllocatorAction::Other;
       unknown("action", value);
@@ -249,30 +288,49 @@ void ObjectBuilder::set_event(trace::AllocatorEvent& event, const Value* begin, 
   for (const Value* item = begin; item + 1 < end; item += 2) {
     const Value value = item[1];
     switch (key_of(item[0])) {
-      case Key::action: set_event_action(event, value); break;
+      case Key::action:
+        set_event_action(event, value);
+        break;
       case Key::addr:
-      case Key::device_free: event.address = raw_of(value, "an event's address"); break;
-      case Key::size: event.size = unsigned_of(value, "an event's size"); break;
-      case Key::stream: event.stream = stream_of(raw_of(value, "a stream")); break;
-      case Key::time_us: event.time_us = signed_of(value, "a time"); break;
-      case Key::frames: event.stack = stack_of(value, "event"); break;
-      case Key::compile_context: context = string_of(value); break;
-      case Key::user_metadata: metadata = string_of(value); break;
+      case Key::device_free:
+        event.address = raw_of(value, "an event's address");
+        break;
+      case Key::size:
+        event.size = unsigned_of(value, "an event's size");
+        break;
+      case Key::stream:
+        event.stream = stream_of(raw_of(value, "a stream"));
+        break;
+      case Key::time_us:
+        event.time_us = signed_of(value, "a time");
+        break;
+      case Key::frames:
+        event.stack = stack_of(value, "event");
+        break;
+      case Key::compile_context:
+        context = string_of(value);
+        break;
+      case Key::user_metadata:
+        metadata = string_of(value);
+        break;
       case Key::pool_id:
       case Key::segment_pool_id:
       case Key::mempool_id:
         event.pool = pool_of(value);
         event.has_pool = true;
         break;
-      case Key::device: break;  // the list it stands in says the same
-      default: unknown("event", item[0]);
+      case Key::device:
+        break;  // the list it stands in says the same
+      default:
+        unknown("event", item[0]);
     }
   }
   if (context | metadata) event.note = note_of(context, metadata);
   if (event.size > kLargestSize && (event.action != AllocatorAction::OutOfMemory || event.size > kLargestAddress)) {
     bad("an event's size of " + std::to_string(event.size) + " bytes is larger than any device");
   }
-  if (event.address > kLargestAddress) bad("an event's address of " + std::to_string(event.address) + " is outside any address space");
+  if (event.address > kLargestAddress)
+    bad("an event's address of " + std::to_string(event.address) + " is outside any address space");
 }
 
 void ObjectBuilder::set_block_history(trace::AllocatorBlock& block, Value value, bool& has_requested) {
@@ -295,31 +353,49 @@ void ObjectBuilder::set_block(trace::AllocatorBlock& block, const Value* begin, 
   for (const Value* item = begin; item + 1 < end; item += 2) {
     const Value value = item[1];
     switch (key_of(item[0])) {
-      case Key::size: block.size = size_of(value, "a block's size"); break;
+      case Key::size:
+        block.size = size_of(value, "a block's size");
+        break;
       case Key::requested_size:
         block.requested = size_of(value, "a block's requested size");
         has_requested = true;
         break;
-      case Key::address: block.address = raw_of(value, "a block's address"); break;
-      case Key::frames: block.stack = stack_of(value, "block"); break;
-      case Key::history: set_block_history(block, value, has_requested); break;
+      case Key::address:
+        block.address = raw_of(value, "a block's address");
+        break;
+      case Key::frames:
+        block.stack = stack_of(value, "block");
+        break;
+      case Key::history:
+        set_block_history(block, value, has_requested);
+        break;
       case Key::state:
         switch (key_of(value)) {
-          case Key::active_allocated: block.state = BlockState::Allocated; break;
+          case Key::active_allocated:
+            block.state = BlockState::Allocated;
+            break;
           case Key::active_pending_free:
-          case Key::active_awaiting_free: block.state = BlockState::PendingFree; break;
-          case Key::inactive: block.state = BlockState::Inactive; break;
-          default: unknown("block state", value);
+          case Key::active_awaiting_free:
+            block.state = BlockState::PendingFree;
+            break;
+          case Key::inactive:
+            block.state = BlockState::Inactive;
+            break;
+          default:
+            unknown("block state", value);
         }
         break;
       case Key::cpp_frames:
       case Key::gc_counter:
       case Key::device:
-      case Key::stream: break;
-      default: unknown("block", item[0]);
+      case Key::stream:
+        break;
+      default:
+        unknown("block", item[0]);
     }
   }
-  if (block.address > kLargestAddress) bad("a block's address of " + std::to_string(block.address) + " is outside any address space");
+  if (block.address > kLargestAddress)
+    bad("a block's address of " + std::to_string(block.address) + " is outside any address space");
   if (!has_requested && block.state != BlockState::Inactive) block.requested = block.size;
 }
 
@@ -357,24 +433,49 @@ void ObjectBuilder::set_segment(trace::AllocatorSegment& segment, const Value* b
         segment.device = static_cast<std::int32_t>(device);
         break;
       }
-      case Key::address: segment.address = raw_of(value, "a segment's address"); break;
-      case Key::total_size: segment.total = size_of(value, "a segment's size"); break;
-      case Key::allocated_size: segment.allocated = size_of(value, "a segment's allocated size"); break;
-      case Key::active_size: segment.active = size_of(value, "a segment's active size"); break;
-      case Key::requested_size: size_of(value, "a segment's requested size"); break;
-      case Key::stream: segment.stream = stream_of(raw_of(value, "a stream")); break;
-      case Key::segment_type: segment.large = key_of(value) != Key::small; break;
+      case Key::address:
+        segment.address = raw_of(value, "a segment's address");
+        break;
+      case Key::total_size:
+        segment.total = size_of(value, "a segment's size");
+        break;
+      case Key::allocated_size:
+        segment.allocated = size_of(value, "a segment's allocated size");
+        break;
+      case Key::active_size:
+        segment.active = size_of(value, "a segment's active size");
+        break;
+      case Key::requested_size:
+        size_of(value, "a segment's requested size");
+        break;
+      case Key::stream:
+        segment.stream = stream_of(raw_of(value, "a stream"));
+        break;
+      case Key::segment_type:
+        segment.large = key_of(value) != Key::small;
+        break;
       case Key::segment_pool_id:
-      case Key::pool_id: segment.pool = pool_of(value); break;
-      case Key::is_expandable: segment.expandable = value.tag() == Tag::True || (value.tag() == Tag::Int && value.integer() != 0); break;
-      case Key::frames: segment.stack = stack_of(value, "segment"); break;
-      case Key::blocks: set_segment_blocks(segment, value); break;
+      case Key::pool_id:
+        segment.pool = pool_of(value);
+        break;
+      case Key::is_expandable:
+        segment.expandable = value.tag() == Tag::True || (value.tag() == Tag::Int && value.integer() != 0);
+        break;
+      case Key::frames:
+        segment.stack = stack_of(value, "segment");
+        break;
+      case Key::blocks:
+        set_segment_blocks(segment, value);
+        break;
       case Key::cpp_frames:
-      case Key::registration_counter: break;
-      default: unknown("segment", item[0]);
+      case Key::registration_counter:
+        break;
+      default:
+        unknown("segment", item[0]);
     }
   }
-  if (segment.address > kLargestAddress) bad("a segment's address of " + std::to_string(segment.address) + " is outside any address space");
+  if (segment.address > kLargestAddress)
+    bad("a segment's address of " + std::to_string(segment.address) + " is outside any address space");
 }
 
 Value ObjectBuilder::build_frame(const Value* begin, const Value* end) {
@@ -383,23 +484,36 @@ Value ObjectBuilder::build_frame(const Value* begin, const Value* end) {
   for (const Value* item = begin; item + 1 < end; item += 2) {
     const Value value = item[1];
     switch (key_of(item[0])) {
-      case Key::name: frame.function = string_of(value); break;
-      case Key::filename: frame.file = string_of(value); break;
+      case Key::name:
+        frame.function = string_of(value);
+        break;
+      case Key::filename:
+        frame.file = string_of(value);
+        break;
       case Key::line: {
         const std::int64_t line = signed_of(value, "a line number");
         frame.line = line < 0 || line > 0xffffffffll ? 0 : static_cast<std::uint32_t>(line);
         break;
       }
-      case Key::fx_node_op: extra.node_op = string_of(value); break;
-      case Key::fx_node_name: extra.node_name = string_of(value); break;
-      case Key::fx_original_trace: extra.original_trace = string_of(value); break;
-      case Key::fx_node_info: break;
-      default: unknown("frame", item[0]);
+      case Key::fx_node_op:
+        extra.node_op = string_of(value);
+        break;
+      case Key::fx_node_name:
+        extra.node_name = string_of(value);
+        break;
+      case Key::fx_original_trace:
+        extra.original_trace = string_of(value);
+        break;
+      case Key::fx_node_info:
+        break;
+      default:
+        unknown("frame", item[0]);
     }
   }
   if (extra.node_op | extra.node_name | extra.original_trace) {
     const trace::FrameExtra& last = out_.frame_extras.back();
-    if (last.node_op != extra.node_op || last.node_name != extra.node_name || last.original_trace != extra.original_trace)
+    if (last.node_op != extra.node_op || last.node_name != extra.node_name ||
+        last.original_trace != extra.original_trace)
       out_.frame_extras.push_back(extra);
     frame.extra = static_cast<std::uint32_t>(out_.frame_extras.size() - 1);
   }
@@ -410,7 +524,8 @@ Value ObjectBuilder::build_frame(const Value* begin, const Value* end) {
     std::uint32_t at = found->second;
     for (;;) {
       const trace::Frame& known = out_.frames[at];
-      if (known.function == frame.function && known.file == frame.file && known.line == frame.line && known.extra == frame.extra)
+      if (known.function == frame.function && known.file == frame.file && known.line == frame.line &&
+          known.extra == frame.extra)
         return Value(Tag::Frame, at);
       if (frame_next_[at] == 0) break;
       at = frame_next_[at];

@@ -21,7 +21,8 @@ trace::AllocatorSnapshot read(detail::ByteSource& source, const std::string& nam
   if (first == 0x1f && second == 0x8b) throw BadInput(name, 0, "is compressed with gzip; unpack it first (gunzip)");
   if (first == 'P' && second == 'K') throw BadInput(name, 0, "is a zip archive (torch.save?), not a memory snapshot");
   try {
-    // A JSON text starts with { or [ as well as an opcode of protocol 0 could; pickles of protocol 2 and later with 0x80.
+    // A JSON text starts with { or [ as well as an opcode of protocol 0 could; pickles of protocol 2 and later with
+    // 0x80.
     if (first != 0x80 && look != source.end && (*look == '{' || *look == '[')) {
       detail::read_json(source, snapshot);
     } else if (first == 0x80 || first == ']' || first == '}' || first == '(') {

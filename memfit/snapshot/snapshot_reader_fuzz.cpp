@@ -9,7 +9,6 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {
     memfit::snapshot::read_allocator_snapshot_bytes({reinterpret_cast<const char*>(data), size}, "fuzz");
-  } catch (const memfit::BadInput&) {
-  }
+  } catch (const memfit::BadInput&) {}
   return 0;
 }

@@ -16,7 +16,10 @@ using trace::AllocatorAction;
 class Pickle {
  public:
   Pickle() : bytes_("\x80\x04") {}
-  Pickle& raw(const std::string& text) { bytes_ += text; return *this; }
+  Pickle& raw(const std::string& text) {
+    bytes_ += text;
+    return *this;
+  }
   Pickle& text(const std::string& s) {
     if (s.size() < 256) return raw("\x8c"s + static_cast<char>(s.size()) + s + "\x94");
     std::string size(4, '\0');
@@ -36,13 +39,30 @@ class Pickle {
 
 std::string event(const std::string& action, std::uint64_t address, std::uint64_t size) {
   Pickle p;
-  const std::string body = p.raw("}(").text("action").text(action).text("addr").number(address).text("size").number(size).text("stream").raw("K\x05").raw("u").done();
+  const std::string body = p.raw("}(")
+                               .text("action")
+                               .text(action)
+                               .text("addr")
+                               .number(address)
+                               .text("size")
+                               .number(size)
+                               .text("stream")
+                               .raw("K\x05")
+                               .raw("u")
+                               .done();
   return body.substr(2, body.size() - 3);
 }
 
 std::string snapshot_of(const std::string& events) {
   Pickle p;
-  return p.raw("}\x94(").text("segments").raw("]\x94").text("device_traces").raw("]\x94]\x94(").raw(events).raw("eau").done();
+  return p.raw("}\x94(")
+      .text("segments")
+      .raw("]\x94")
+      .text("device_traces")
+      .raw("]\x94]\x94(")
+      .raw(events)
+      .raw("eau")
+      .done();
 }
 
 trace::AllocatorSnapshot read(const std::string& bytes) { return read_allocator_snapshot_bytes(bytes, "s.pickle"); }
@@ -58,7 +78,8 @@ std::string refusal(const std::string& bytes) {
 }
 
 TEST(SnapshotReader, ReadsEvents) {
-  const auto s = read(snapshot_of(event("alloc", 0x7f0000000000, 1000) + event("free_requested", 0x7f0000000000, 1000)));
+  const auto s =
+      read(snapshot_of(event("alloc", 0x7f0000000000, 1000) + event("free_requested", 0x7f0000000000, 1000)));
   ASSERT_EQ(s.devices.size(), 1u);
   ASSERT_EQ(s.devices[0].count, 2u);
   EXPECT_EQ(s.events[0].action, AllocatorAction::Alloc);
@@ -78,10 +99,21 @@ TEST(SnapshotReader, KeepsAndCountsUnknownFieldsAndActions) {
 }
 
 TEST(SnapshotReader, RefusesEveryOpcodeThatBuildsOrCallsByNameAndOffset) {
-  const std::pair<std::string, std::string> kRefused[] = {
-      {"c", "GLOBAL"}, {"\x93", "STACK_GLOBAL"}, {"R", "REDUCE"}, {"b", "BUILD"}, {"i", "INST"}, {"o", "OBJ"}, {"\x81", "NEWOBJ"},
-      {"\x92", "NEWOBJ_EX"}, {"P", "PERSID"}, {"Q", "BINPERSID"}, {"\x82", "EXT1"}, {"\x83", "EXT2"}, {"\x84", "EXT4"},
-      {"\x97", "NEXT_BUFFER"}, {"\x98", "READONLY_BUFFER"}};
+  const std::pair<std::string, std::string> kRefused[] = {{"c", "GLOBAL"},
+                                                          {"\x93", "STACK_GLOBAL"},
+                                                          {"R", "REDUCE"},
+                                                          {"b", "BUILD"},
+                                                          {"i", "INST"},
+                                                          {"o", "OBJ"},
+                                                          {"\x81", "NEWOBJ"},
+                                                          {"\x92", "NEWOBJ_EX"},
+                                                          {"P", "PERSID"},
+                                                          {"Q", "BINPERSID"},
+                                                          {"\x82", "EXT1"},
+                                                          {"\x83", "EXT2"},
+                                                          {"\x84", "EXT4"},
+                                                          {"\x97", "NEXT_BUFFER"},
+                                                          {"\x98", "READONLY_BUFFER"}};
   for (const auto& [op, name] : kRefused) {
     const std::string why = refusal(Pickle().raw("]N").raw(op).done());
     EXPECT_NE(why.find("opcode " + name + " "), std::string::npos) << why;
@@ -101,8 +133,9 @@ TEST(SnapshotReader, RefusesWhatIsNoSnapshot) {
 }
 
 TEST(SnapshotReader, ForgedLengthsNeitherAllocateNorPass) {
-  for (const std::string& forged : {"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"s, "X\xff\xff\xff\xff"s, "\x8e\xff\xff\xff\xff\xff\xff\xff\xff"s,
-                                    "\x8b\xff\xff\xff\x7f"s, "\x95\xff\xff\xff\xff\xff\xff\xff\xff"s, "B\xff\xff\xff\xff"s, "T\xff\xff\xff\x7f"s})
+  for (const std::string& forged :
+       {"\x8d\xff\xff\xff\xff\xff\xff\xff\x7f"s, "X\xff\xff\xff\xff"s, "\x8e\xff\xff\xff\xff\xff\xff\xff\xff"s,
+        "\x8b\xff\xff\xff\x7f"s, "\x95\xff\xff\xff\xff\xff\xff\xff\xff"s, "B\xff\xff\xff\xff"s, "T\xff\xff\xff\x7f"s})
     EXPECT_NE(refusal(Pickle().raw(forged).done()), "accepted");
 }
 
@@ -114,7 +147,9 @@ TEST(SnapshotReader, ForgedMemoIndicesNeitherAllocateNorPass) {
 }
 
 TEST(SnapshotReader, RefusesSizesNoDeviceHas) {
-  EXPECT_NE(refusal(snapshot_of(event("alloc", 4096, ~0ull))).find("18446744073709551615 bytes is larger than any device"), std::string::npos);
+  EXPECT_NE(
+      refusal(snapshot_of(event("alloc", 4096, ~0ull))).find("18446744073709551615 bytes is larger than any device"),
+      std::string::npos);
   EXPECT_NE(refusal(snapshot_of(event("alloc", ~0ull, 512))).find("outside any address space"), std::string::npos);
 }
 
@@ -125,11 +160,28 @@ TEST(SnapshotReader, EveryTruncationIsRefused) {
 }
 
 TEST(SnapshotReader, TakesLongAndForeignNames) {
-  const std::string name(70'000, 'x'), path = "/home/gr\xc3\xbc\xc3\x9f""e/\xff.py";
+  const std::string name(70'000, 'x'), path =
+                                           "/home/gr\xc3\xbc\xc3\x9f"
+                                           "e/\xff.py";
   Pickle p;
-  const std::string body =
-      p.raw("}(").text("action").text("alloc").text("addr").raw("M\x10\x10").text("size").raw("K\x10").text("frames").raw("]\x94}\x94(").text("name").text(name)
-          .text("filename").text(path).text("line").raw("K\x07u""au").done();
+  const std::string body = p.raw("}(")
+                               .text("action")
+                               .text("alloc")
+                               .text("addr")
+                               .raw("M\x10\x10")
+                               .text("size")
+                               .raw("K\x10")
+                               .text("frames")
+                               .raw("]\x94}\x94(")
+                               .text("name")
+                               .text(name)
+                               .text("filename")
+                               .text(path)
+                               .text("line")
+                               .raw(
+                                   "K\x07u"
+                                   "au")
+                               .done();
   const auto s = read(snapshot_of(body.substr(2, body.size() - 3)));
   ASSERT_EQ(s.frames.size(), 1u);
   EXPECT_EQ(s.text(s.frames[0].function), name);
@@ -138,7 +190,8 @@ TEST(SnapshotReader, TakesLongAndForeignNames) {
 
 TEST(SnapshotReader, AnEventMayBeFilledOneItemAtATime) {
   Pickle p;
-  const std::string body = p.raw("}").text("addr").raw("M\x10\x10s").text("action").text("alloc").raw("s").text("size").raw("K\x10s").done();
+  const std::string body =
+      p.raw("}").text("addr").raw("M\x10\x10s").text("action").text("alloc").raw("s").text("size").raw("K\x10s").done();
   const auto s = read(snapshot_of(body.substr(2, body.size() - 3)));
   ASSERT_EQ(s.events.size(), 1u);
   EXPECT_EQ(s.events[0].address, 0x1010u);
@@ -148,8 +201,24 @@ TEST(SnapshotReader, AnEventMayBeFilledOneItemAtATime) {
 TEST(SnapshotReader, AListFetchedFromTheMemoStaysTheSameList) {
   // Two events share one frames list through the memo, as events of one traceback do.
   Pickle p;
-  const std::string body = p.raw("}(").text("action").text("alloc").text("frames").raw("]r\xe8\x03\x00\x00}("s).text("name").text("f").text("filename").text("a.py")
-                               .text("line").raw("K\x01u").raw("a").raw("u}(").text("action").text("alloc").text("frames").raw("j\xe8\x03\x00\x00u"s).done();
+  const std::string body = p.raw("}(")
+                               .text("action")
+                               .text("alloc")
+                               .text("frames")
+                               .raw("]r\xe8\x03\x00\x00}("s)
+                               .text("name")
+                               .text("f")
+                               .text("filename")
+                               .text("a.py")
+                               .text("line")
+                               .raw("K\x01u")
+                               .raw("a")
+                               .raw("u}(")
+                               .text("action")
+                               .text("alloc")
+                               .text("frames")
+                               .raw("j\xe8\x03\x00\x00u"s)
+                               .done();
   const auto s = read(snapshot_of(body.substr(2, body.size() - 3)));
   ASSERT_EQ(s.events.size(), 2u);
   EXPECT_NE(s.events[0].stack, trace::kNoStack);
@@ -157,7 +226,8 @@ TEST(SnapshotReader, AListFetchedFromTheMemoStaysTheSameList) {
 }
 
 TEST(SnapshotReader, JsonAndPickleGiveTheSame) {
-  const auto s = read(R"({"segments": [], "device_traces": [[{"action": "alloc", "addr": 139637976727552, "size": 1000, "stream": 5, "pool_id": [0, 1],
+  const auto s = read(
+      R"({"segments": [], "device_traces": [[{"action": "alloc", "addr": 139637976727552, "size": 1000, "stream": 5, "pool_id": [0, 1],
       "frames": [{"name": "f", "filename": "a.py", "line": 3}]}, {"action": "oom", "device_free": 12, "size": 99, "stream": 5}]], "allocator_settings": {"expandable_segments": true, "max_split_size": -1}})");
   ASSERT_EQ(s.devices.size(), 1u);
   EXPECT_EQ(s.events[0].address, 0x7f0000000000u);

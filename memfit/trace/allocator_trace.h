@@ -101,7 +101,7 @@ struct ExternalAnnotation {
 
 /// The allocator's settings as the snapshot gives them; absent = the file does not say.
 struct RecordedSettings {
-  std::string conf;  // the text of PYTORCH_ALLOC_CONF / PYTORCH_CUDA_ALLOC_CONF
+  std::string conf;                             // the text of PYTORCH_ALLOC_CONF / PYTORCH_CUDA_ALLOC_CONF
   std::optional<std::uint64_t> max_split_size;  // absent also when unlimited
   std::optional<bool> expandable_segments;
   std::optional<double> garbage_collection_threshold;
@@ -118,7 +118,7 @@ struct DeviceEvents {
 struct AllocatorSnapshot {
   std::string file;
   std::uint64_t file_bytes = 0;
-  std::string format;  // "pickle protocol 4", "JSON"
+  std::string format;      // "pickle protocol 4", "JSON"
   bool list_only = false;  // the old form: a list of segments and nothing else
 
   std::vector<AllocatorSegment> segments;
@@ -144,7 +144,9 @@ struct AllocatorSnapshot {
   std::vector<std::string> notices;                     // what the reader wants the user to know
 
   std::size_t stack_depth(StackId stack) const { return stack_begin[stack + 1] - stack_begin[stack]; }
-  const Frame& frame_of(StackId stack, std::size_t depth) const { return frames[stack_frames[stack_begin[stack] + depth]]; }
+  const Frame& frame_of(StackId stack, std::size_t depth) const {
+    return frames[stack_frames[stack_begin[stack] + depth]];
+  }
   std::string_view text(StringId id) const { return strings[id]; }
 };
 

@@ -54,7 +54,8 @@ class AddressMap {
     std::uint32_t value = kNone;
   };
   std::size_t slot(std::uint64_t address) const {
-    return static_cast<std::size_t>((address >> 9) * 0x9e3779b97f4a7c15ull ^ address * 0xc2b2ae3d27d4eb4full) >> 20 & mask_;
+    return static_cast<std::size_t>((address >> 9) * 0x9e3779b97f4a7c15ull ^ address * 0xc2b2ae3d27d4eb4full) >> 20 &
+           mask_;
   }
   void grow() {
     std::vector<Entry> old(entries_.size() * 2);

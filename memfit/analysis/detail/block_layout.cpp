@@ -51,8 +51,8 @@ void BlockLayout::drop_chain(std::map<std::uint64_t, Chain>::iterator chain, con
   chains_.erase(chain);
 }
 
-BlockLayout::Outcome BlockLayout::add_segment(std::uint64_t address, std::uint64_t size, std::uint16_t stream, std::uint16_t pool,
-                                              bool expandable, bool large) {
+BlockLayout::Outcome BlockLayout::add_segment(std::uint64_t address, std::uint64_t size, std::uint16_t stream,
+                                              std::uint16_t pool, bool expandable, bool large) {
   Outcome outcome;
   outcome.bytes = size;
   if (size == 0) return outcome;
@@ -88,11 +88,13 @@ BlockLayout::Outcome BlockLayout::remove_segment(std::uint64_t address, std::uin
   }
   outcome.bytes = chain->second.end - chain->first;
   drop_chain(chain, &outcome.violation);
-  if (outcome.violation == nullptr && outcome.bytes != size) outcome.violation = "a segment was given back with another size than it had";
+  if (outcome.violation == nullptr && outcome.bytes != size)
+    outcome.violation = "a segment was given back with another size than it had";
   return outcome;
 }
 
-BlockLayout::Outcome BlockLayout::map(std::uint64_t address, std::uint64_t size, std::uint16_t stream, std::uint16_t pool) {
+BlockLayout::Outcome BlockLayout::map(std::uint64_t address, std::uint64_t size, std::uint16_t stream,
+                                      std::uint16_t pool) {
   const bool large = size % kSmallSegment != 0 || size > kSmallSegment * 8;
   Outcome outcome = add_segment(address, size, stream, pool, true, large);
   const auto fresh = chains_.find(address);
@@ -101,7 +103,8 @@ BlockLayout::Outcome BlockLayout::map(std::uint64_t address, std::uint64_t size,
   auto chain = fresh;
   if (chain != chains_.begin()) {
     const auto left = std::prev(chain);
-    if (left->second.expandable && left->second.end == address && left->second.stream == stream && left->second.pool == pool) {
+    if (left->second.expandable && left->second.end == address && left->second.stream == stream &&
+        left->second.pool == pool) {
       const std::uint32_t joint = left->second.tail;
       nodes_[joint].next = chain->second.head;
       nodes_[chain->second.head].prev = joint;
@@ -112,8 +115,8 @@ BlockLayout::Outcome BlockLayout::map(std::uint64_t address, std::uint64_t size,
     }
   }
   const auto right = std::next(chain);
-  if (right != chains_.end() && right->second.expandable && right->first == chain->second.end && right->second.stream == stream &&
-      right->second.pool == pool) {
+  if (right != chains_.end() && right->second.expandable && right->first == chain->second.end &&
+      right->second.stream == stream && right->second.pool == pool) {
     nodes_[chain->second.tail].next = right->second.head;
     nodes_[right->second.head].prev = chain->second.tail;
     chain->second.tail = right->second.tail;
@@ -203,7 +206,8 @@ void BlockLayout::merge_with_next(std::uint32_t index) {
   drop_node(gone);
 }
 
-BlockLayout::Outcome BlockLayout::allocate(std::uint64_t address, std::uint64_t requested, std::uint32_t event, std::uint64_t exact) {
+BlockLayout::Outcome BlockLayout::allocate(std::uint64_t address, std::uint64_t requested, std::uint32_t event,
+                                           std::uint64_t exact) {
   Outcome outcome;
   const std::uint64_t rounded = exact != 0 ? exact : settings_.round(requested);
   std::uint32_t node = by_address_.find(address);
@@ -298,17 +302,20 @@ void BlockLayout::check_invariants() const {
     std::uint32_t last = kNone;
     for (std::uint32_t i = chain.head; i != kNone; i = nodes_[i].next) {
       const Node& node = nodes_[i];
-      if (node.address != at || node.prev != last || node.size == 0 || by_address_.find(at) != i) throw std::logic_error("block layout: broken chain");
+      if (node.address != at || node.prev != last || node.size == 0 || by_address_.find(at) != i)
+        throw std::logic_error("block layout: broken chain");
       if (node.state == State::Used) used += node.size;
       if (node.state == State::Pending) pending += node.size;
       at += node.size;
       last = i;
     }
-    if (at != chain.end || (chain.expandable && last != chain.tail)) throw std::logic_error("block layout: a chain does not end where it should");
+    if (at != chain.end || (chain.expandable && last != chain.tail))
+      throw std::logic_error("block layout: a chain does not end where it should");
     reserved += chain.end - begin;
   }
   for (const std::uint32_t i : floating()) (nodes_[i].state == State::Used ? used : pending) += nodes_[i].size;
-  if (used != allocated_ || pending != pending_ || reserved != reserved_) throw std::logic_error("block layout: sums do not match");
+  if (used != allocated_ || pending != pending_ || reserved != reserved_)
+    throw std::logic_error("block layout: sums do not match");
 }
 
 }  // namespace memfit::analysis::detail

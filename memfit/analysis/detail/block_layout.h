@@ -48,7 +48,8 @@ class BlockLayout {
 
   explicit BlockLayout(const AllocatorSettings& settings) : settings_(settings) {}
 
-  Outcome add_segment(std::uint64_t address, std::uint64_t size, std::uint16_t stream, std::uint16_t pool, bool expandable, bool large);
+  Outcome add_segment(std::uint64_t address, std::uint64_t size, std::uint16_t stream, std::uint16_t pool,
+                      bool expandable, bool large);
   Outcome remove_segment(std::uint64_t address, std::uint64_t size);
   Outcome map(std::uint64_t address, std::uint64_t size, std::uint16_t stream, std::uint16_t pool);
   Outcome unmap(std::uint64_t address, std::uint64_t size);
@@ -86,7 +87,8 @@ class BlockLayout {
   std::uint64_t allocated_ = 0;
   std::uint64_t pending_ = 0;
   std::uint64_t reserved_ = 0;
-  std::uint64_t walk_budget_ = 20'000'000;  // steps of searching for addresses that are no block starts; a hostile file cannot buy more
+  std::uint64_t walk_budget_ =
+      20'000'000;  // steps of searching for addresses that are no block starts; a hostile file cannot buy more
 };
 
 }  // namespace memfit::analysis::detail

@@ -11,8 +11,7 @@ using trace::AllocatorAction;
 std::vector<Growth> find_growth(const DeviceExplanation& d, const Attribution& attribution) {
   const DeviceTimeline& t = d.timeline;
   std::vector<std::uint32_t> bounds;
-  for (const std::uint32_t step : d.steps)
-    bounds.push_back(step);  // whatever the window: growth needs many steps
+  for (const std::uint32_t step : d.steps) bounds.push_back(step);  // whatever the window: growth needs many steps
   // The first steps fill caches and make optimizer state.
   constexpr std::size_t kWarmUp = 2, kMost = 64;
   if (bounds.size() < kWarmUp + 4) return {};
@@ -52,17 +51,21 @@ std::vector<Growth> find_growth(const DeviceExplanation& d, const Attribution& a
     const std::uint64_t last = live.bytes.back() - live.bytes[live.bytes.size() - 2];
     // A cache that fills up slows down; a leak does not.
     if (last * 2 * (live.bytes.size() - 1) < total) continue;
-    found.push_back({place, live.stack, total, live.blocks_last > live.blocks_first ? live.blocks_last - live.blocks_first : 0,
+    found.push_back({place, live.stack, total,
+                     live.blocks_last > live.blocks_first ? live.blocks_last - live.blocks_first : 0,
                      static_cast<std::uint32_t>(live.bytes.size() - 1)});
   }
-  std::sort(found.begin(), found.end(), [](const Growth& a, const Growth& b) { return a.bytes > b.bytes || (a.bytes == b.bytes && a.place < b.place); });
+  std::sort(found.begin(), found.end(), [](const Growth& a, const Growth& b) {
+    return a.bytes > b.bytes || (a.bytes == b.bytes && a.place < b.place);
+  });
   return found;
 }
 
 namespace {
 
 /// The peak of the window if blocks of one place did not exist.
-std::uint64_t peak_without(const DeviceExplanation& d, const Attribution& attribution, std::uint64_t place, Spike& spike) {
+std::uint64_t peak_without(const DeviceExplanation& d, const Attribution& attribution, std::uint64_t place,
+                           Spike& spike) {
   const DeviceTimeline& t = d.timeline;
   std::unordered_map<std::uint32_t, std::uint64_t> ends;  // event -> bytes of the place freed there
   std::uint64_t hidden = 0, peak = 0;
@@ -106,7 +109,9 @@ std::optional<Spike> find_spike(const DeviceExplanation& d, const Attribution& a
   const DeviceTimeline& t = d.timeline;
   if (d.peak_event == kNever || d.peak_allocated == 0) return std::nullopt;
   // Short-lived: freed within a small part of a step, or of the recording.
-  const std::uint32_t step = d.steps.size() >= 2 ? (d.steps.back() - d.steps.front()) / static_cast<std::uint32_t>(d.steps.size() - 1) : t.count;
+  const std::uint32_t step = d.steps.size() >= 2
+                                 ? (d.steps.back() - d.steps.front()) / static_cast<std::uint32_t>(d.steps.size() - 1)
+                                 : t.count;
   const std::uint32_t brief = std::max<std::uint32_t>(16, step / 20);
   std::unordered_map<std::uint64_t, std::pair<std::uint64_t, trace::StackId>> candidates;
   const std::uint32_t begin = d.peak_event > brief ? d.peak_event - brief : 0;

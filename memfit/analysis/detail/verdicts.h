@@ -21,8 +21,8 @@ std::vector<Growth> find_growth(const DeviceExplanation& device, const Attributi
 struct Spike {
   std::uint64_t place = 0;
   trace::StackId stack = trace::kNoStack;
-  std::uint64_t bytes = 0;      // by which the peak would be lower
-  std::uint64_t largest = 0;    // its largest block
+  std::uint64_t bytes = 0;    // by which the peak would be lower
+  std::uint64_t largest = 0;  // its largest block
   std::uint32_t event = kNever;
   std::uint64_t times = 0;
   std::uint32_t longest_life = 0;  // in events

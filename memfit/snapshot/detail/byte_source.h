@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +17,6 @@ class ByteSource {
   explicit ByteSource(const std::string& path);
   /// Over bytes that outlive the source; `name` is used in messages.
   ByteSource(std::string_view bytes, std::string name);
-  ~ByteSource();
   ByteSource(const ByteSource&) = delete;
   ByteSource& operator=(const ByteSource&) = delete;
 
@@ -37,7 +37,7 @@ class ByteSource {
 
  private:
   std::string name_;
-  int file_ = -1;
+  std::ifstream file_;
   bool at_end_ = false;
   std::uint64_t size_ = 0;
   std::vector<std::uint8_t> buffer_;

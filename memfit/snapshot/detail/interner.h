@@ -77,7 +77,8 @@ class IdTable {
 
 class StringInterner {
  public:
-  StringInterner(std::vector<std::string_view>& views, std::vector<std::unique_ptr<char[]>>& store) : views_(views), store_(store) {
+  StringInterner(std::vector<std::string_view>& views, std::vector<std::unique_ptr<char[]>>& store)
+      : views_(views), store_(store) {
     views_.clear();
     intern("");
   }
@@ -125,8 +126,8 @@ class SequenceInterner {
   std::uint32_t intern(std::span<const T> sequence) {
     const std::uint64_t hash = hash_bytes(reinterpret_cast<const char*>(sequence.data()), sequence.size_bytes());
     const std::uint32_t* found = table_.find(hash, [&](std::uint32_t i) {
-      return begin_[i + 1] - begin_[i] == sequence.size() && (sequence.empty() ||
-             std::memcmp(items_.data() + begin_[i], sequence.data(), sequence.size_bytes()) == 0);
+      return begin_[i + 1] - begin_[i] == sequence.size() &&
+             (sequence.empty() || std::memcmp(items_.data() + begin_[i], sequence.data(), sequence.size_bytes()) == 0);
     });
     if (found) return *found;
     if (items_.size() + sequence.size() > 0xffffffffull) throw std::length_error("more than four billion frames");

@@ -4,9 +4,9 @@
 // Threads: one. Cost: 8 bytes a memo entry; see trace/allocator_trace.h for records.
 //
 // Note [Slots]
-// An open list or dictionary lives in a slot. When it turns into a record (an event, a frame, an interned stack) its one
-// memo entry is changed to the record and the slot is used again, unless somebody fetched the open container from the
-// memo or duplicated it: then the slot stays and forwards.
+// An open list or dictionary lives in a slot. When it turns into a record (an event, a frame, an interned stack) its
+// one memo entry is changed to the record and the slot is used again, unless somebody fetched the open container from
+// the memo or duplicated it: then the slot stays and forwards.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,22 @@
 namespace memfit::snapshot::detail {
 
 enum class Tag : std::uint8_t {
-  None, False, True, Int, Big, Float, Str, Bytes, Tuple, List, Dict,
-  Event, Frame, Block, Segment, Stack,
+  None,
+  False,
+  True,
+  Int,
+  Big,
+  Float,
+  Str,
+  Bytes,
+  Tuple,
+  List,
+  Dict,
+  Event,
+  Frame,
+  Block,
+  Segment,
+  Stack,
 };
 
 /// A tagged 64-bit word: 5 bits of tag, 59 of payload (a signed integer, or an index).
@@ -56,8 +70,15 @@ class ObjectBuilder {
   ObjectBuilder(ByteSource& source, trace::AllocatorSnapshot& out);
 
   void push(Value value) { stack_.push_back(value); }
-  void push_integer(std::int64_t n) { push(Value::fits(n) ? Value::small(n) : big({n < 0, false, n < 0 ? 0 - static_cast<std::uint64_t>(n) : static_cast<std::uint64_t>(n)})); }
-  void push_unsigned(std::uint64_t n) { if (n < (std::uint64_t{1} << 58)) push(Value::small(static_cast<std::int64_t>(n))); else push(big({false, false, n})); }
+  void push_integer(std::int64_t n) {
+    push(Value::fits(n)
+             ? Value::small(n)
+             : big({n < 0, false, n < 0 ? 0 - static_cast<std::uint64_t>(n) : static_cast<std::uint64_t>(n)}));
+  }
+  void push_unsigned(std::uint64_t n) {
+    if (n < (std::uint64_t{1} << 58)) push(Value::small(static_cast<std::int64_t>(n)));
+    else push(big({false, false, n}));
+  }
   void push_big(const BigInteger& n) { push(big(n)); }
   void push_float(double number);
   void push_text(std::string_view text) { push(Value(Tag::Str, strings_.intern(text))); }
