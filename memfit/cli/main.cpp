@@ -27,9 +27,7 @@ std::string spoken_name(const CLI::App& app) {
   return parsed.empty() ? "memfit" : "memfit " + parsed.front()->get_name();
 }
 
-void complain(const std::string& who, const std::string& text) {
-  fmt::print(stderr, "{}: {}\n", who, text);
-}
+void complain(const std::string& who, const std::string& text) { fmt::print(stderr, "{}: {}\n", who, text); }
 
 int usage_error(const CLI::App& app, const std::string& text) {
   const std::string who = spoken_name(app);
@@ -45,7 +43,8 @@ void check_verb(const CLI::App& app, std::string_view word) {
     if (verb->get_name() == word) return;
     verbs += (verbs.empty() ? "" : ", ") + verb->get_name();
   }
-  if (!word.starts_with('-')) throw UsageError(fmt::format("\"{}\" is not a verb of memfit. Its verbs: {}.", word, verbs));
+  if (!word.starts_with('-'))
+    throw UsageError(fmt::format("\"{}\" is not a verb of memfit. Its verbs: {}.", word, verbs));
 }
 
 int run_main(int argc, char** argv) {
@@ -54,8 +53,9 @@ int run_main(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("memfit {}", version()));
   app.require_subcommand(1);
   app.fallthrough(false);
-  app.footer("Sizes carry a unit: 512MiB, 2GiB, 80%.\n"
-             "Exit status: 0 fine, 1 failed, 2 usage, 3 does not fit, 4 bad input file, 5 device unavailable.");
+  app.footer(
+      "Sizes carry a unit: 512MiB, 2GiB, 80%.\n"
+      "Exit status: 0 fine, 1 failed, 2 usage, 3 does not fit, 4 bad input file, 5 device unavailable.");
   add_verbs(app, context);
 
   // Words after the first "--" belong to a program and are none of our parser's business.

@@ -31,7 +31,8 @@ std::optional<Bytes> limit(const std::string& text, const char* flag) {
   if (text.empty()) return std::nullopt;
   const Bytes size = parse_size(text, flag, preload::machine_memory());
   if (size == Bytes(0)) {
-    throw UsageError(fmt::format("{}: \"{}\" leaves no memory. Write a limit above zero, for example {} 512MiB.", flag, text, flag));
+    throw UsageError(
+        fmt::format("{}: \"{}\" leaves no memory. Write a limit above zero, for example {} 512MiB.", flag, text, flag));
   }
   return size;
 }
@@ -45,8 +46,9 @@ std::int64_t own_rank() {
   return *end == '\0' ? rank : -1;
 }
 
-/// The page of the program itself among those of all processes that attached: its own pid, else (a shell script, a launcher that
-/// is no PyTorch program) the process of this one's rank, or of none like this one, that did most. nullptr when there is none.
+/// The page of the program itself among those of all processes that attached: its own pid, else (a shell script, a
+/// launcher that is no PyTorch program) the process of this one's rank, or of none like this one, that did most.
+/// nullptr when there is none.
 const trace::RunStatus* main_page(const preload::LaunchResult& result) {
   const trace::RunStatus* best = nullptr;
   for (const auto& page : result.pages) {
@@ -70,7 +72,8 @@ class Reporter {
     if (!result.refusals.empty()) facts_.refusal = result.refusals.front();
   }
 
-  /// Write every report and say one line for each process of interest. Returns false when a report could not be written.
+  /// Write every report and say one line for each process of interest. Returns false when a report could not be
+  /// written.
   bool report() {
     for (const std::string& complaint : result_.complaints) say(complaint);
     const trace::RunStatus* main = main_page(result_);
@@ -103,7 +106,8 @@ class Reporter {
     facts.peak_rss = peak_rss(page);
     if (!flags_.report.empty()) {
       // A name or an argument may hold bytes that are no UTF-8.
-      const auto json = report::run_report_json(page, facts).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+      const auto json =
+          report::run_report_json(page, facts).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
       try {
         write_output_file(path, json + "\n", flags_.force ? Replace::Yes : Replace::No);
       } catch (const Error& error) {
@@ -122,7 +126,8 @@ class Reporter {
     }
   }
 
-  /// What the process last said of its own peak counts when it got to its end; the system's count includes children it waited for.
+  /// What the process last said of its own peak counts when it got to its end; the system's count includes children it
+  /// waited for.
   std::optional<Bytes> peak_rss(const trace::RunStatus* page) const {
     const bool is_program = page == nullptr || page->pid == static_cast<std::uint64_t>(result_.pid);
     if (page != nullptr && (page->finished.load() != 0 || !is_program)) return std::nullopt;
@@ -142,7 +147,8 @@ class Reporter {
 
 int run(const RunFlags& flags, const std::vector<std::string>& program) {
   if (program.empty()) {
-    throw UsageError("no program given. Put it after \"--\", for example memfit run --tensor-memory 512MiB -- python train.py.");
+    throw UsageError(
+        "no program given. Put it after \"--\", for example memfit run --tensor-memory 512MiB -- python train.py.");
   }
   preload::LaunchOptions options;
   options.memory = limit(flags.memory, "--memory");
@@ -151,7 +157,8 @@ int run(const RunFlags& flags, const std::vector<std::string>& program) {
   options.quiet = flags.quiet;
   options.plan = !flags.no_plan;
   if (!flags.report.empty()) {
-    check_output_file(report::rank_report_path(flags.report, own_rank()), "--report", flags.force ? Replace::Yes : Replace::No);
+    check_output_file(report::rank_report_path(flags.report, own_rank()), "--report",
+                      flags.force ? Replace::Yes : Replace::No);
   }
   preload::LaunchResult result;
   try {
@@ -173,19 +180,24 @@ void add_run(CLI::App& app, Context& context) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* verb = app.add_subcommand("run", "run a PyTorch program inside a memory limit");
   verb->add_option("--memory", flags->memory, "limit of the process's resident memory, libraries and all")
-      ->type_name("SIZE")->envname(preload::kMemory);
+      ->type_name("SIZE")
+      ->envname(preload::kMemory);
   verb->add_option("--tensor-memory", flags->tensor_memory, "limit of the bytes of its tensors")
-      ->type_name("SIZE")->envname(preload::kTensorMemory);
+      ->type_name("SIZE")
+      ->envname(preload::kTensorMemory);
   verb->add_option("--report", flags->report, "write what happened to this file, as JSON")
-      ->type_name("FILE")->envname(preload::kReport);
-  verb->add_flag("--verify", flags->verify, "compare every recomputed value with the original")->envname(preload::kVerify);
+      ->type_name("FILE")
+      ->envname(preload::kReport);
+  verb->add_flag("--verify", flags->verify, "compare every recomputed value with the original")
+      ->envname(preload::kVerify);
   verb->add_flag("--quiet", flags->quiet, "say nothing at the end")->envname(preload::kQuiet);
   verb->add_flag("--force", flags->force, "replace a report that exists");
   verb->add_flag("--no-plan", flags->no_plan, "decide step by step, without planning ahead")->envname(preload::kNoPlan);
-  verb->footer("PROGRAM and its arguments come after \"--\": memfit run --tensor-memory 512MiB -- python train.py\n"
-               "SIZE is 123456B, 150MiB, 0.5GiB or 80% (of the machine's or the container's memory, whichever is smaller).\n"
-               "The program keeps its arguments, input, output, exit status and signals.\n"
-               "3 is the exit status of a program that did not fit and did not handle it.");
+  verb->footer(
+      "PROGRAM and its arguments come after \"--\": memfit run --tensor-memory 512MiB -- python train.py\n"
+      "SIZE is 123456B, 150MiB, 0.5GiB or 80% (of the machine's or the container's memory, whichever is smaller).\n"
+      "The program keeps its arguments, input, output, exit status and signals.\n"
+      "3 is the exit status of a program that did not fit and did not handle it.");
   context.program_verbs.push_back(verb);
   verb->callback([flags, &context] { context.exit_status = run(*flags, context.program); });
 }

@@ -13,9 +13,9 @@ namespace memfit::cli {
 
 /// What main gives to a verb and takes back from it.
 struct Context {
-  std::vector<std::string> program;              // the words after the first "--"
-  std::vector<const CLI::App*> program_verbs;    // verbs that take such words; to the others they are a usage error
-  int exit_status = 0;                           // of ExitStatus, or that of the program that was run
+  std::vector<std::string> program;            // the words after the first "--"
+  std::vector<const CLI::App*> program_verbs;  // verbs that take such words; to the others they are a usage error
+  int exit_status = 0;                         // of ExitStatus, or that of the program that was run
 };
 
 /// Adds the verb `add_<verb>` to `app`: its flags, its help, and a callback that does the work, may throw

@@ -40,8 +40,8 @@ TEST(Bytes, APercentageIsOfTheWhole) {
 }
 
 TEST(Bytes, ARefusalNamesTheFlagTheValueAndAGoodExample) {
-  for (const char* text : {"512", "", "MiB", "-1MiB", "1mb", "1 MiB", "nanMiB", "infMiB", "1e3MiB", "0x10MiB", "9999999999GiB",
-                           "12MiBx", "-0B"}) {
+  for (const char* text : {"512", "", "MiB", "-1MiB", "1mb", "1 MiB", "nanMiB", "infMiB", "1e3MiB", "0x10MiB",
+                           "9999999999GiB", "12MiBx", "-0B"}) {
     const std::string message = refusal(text);
     EXPECT_THAT(message, HasSubstr("--memory")) << text;
     EXPECT_THAT(message, HasSubstr("\"" + std::string(text) + "\"")) << text;

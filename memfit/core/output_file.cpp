@@ -101,8 +101,8 @@ void sync_folder(const std::string& path) {
 
 void check_output_file(const std::string& path, std::string_view flag, Replace replace) {
   if (const auto reason = obstacle(path, replace)) {
-    throw UsageError(fmt::format("{}: \"{}\" {}. Name a file that can be made, for example {} memfit-run.json.", flag, path,
-                                 *reason, flag));
+    throw UsageError(fmt::format("{}: \"{}\" {}. Name a file that can be made, for example {} memfit-run.json.", flag,
+                                 path, *reason, flag));
   }
 }
 

@@ -11,8 +11,8 @@ namespace memfit {
 /// Whether a file that is already there may be replaced (the command line's --force).
 enum class Replace { No, Yes };
 
-/// Find out before long work whether write_output_file will be able to write `path`: makes a temporary file beside it and removes it.
-/// Throws:   UsageError naming `flag`, the path, the reason and a way out.
+/// Find out before long work whether write_output_file will be able to write `path`: makes a temporary file beside it
+/// and removes it. Throws:   UsageError naming `flag`, the path, the reason and a way out.
 void check_output_file(const std::string& path, std::string_view flag, Replace replace);
 
 /// Write `text` to a temporary file beside `path`, bring it to the disk, and give it its name in one step.

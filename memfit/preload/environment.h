@@ -12,6 +12,6 @@ inline constexpr char kVerify[] = "MEMFIT_VERIFY";
 inline constexpr char kQuiet[] = "MEMFIT_QUIET";
 inline constexpr char kNoPlan[] = "MEMFIT_NO_PLAN";
 inline constexpr char kStatusDir[] = "MEMFIT_STATUS_DIR";  // set by memfit run
-inline constexpr char kAttached[] = "MEMFIT_ATTACHED";      // set by the process that attached: "<pid>:<RANK or ->"
+inline constexpr char kAttached[] = "MEMFIT_ATTACHED";     // set by the process that attached: "<pid>:<RANK or ->"
 
 }  // namespace memfit::preload

@@ -52,7 +52,8 @@ using namespace memfit;
 
 int memfit_check_exit_report(const char* path, bool force, char* message, std::size_t capacity) {
   try {
-    check_output_file(preload::report_path(path, std::getenv("RANK")), "MEMFIT_REPORT", force ? Replace::Yes : Replace::No);
+    check_output_file(preload::report_path(path, std::getenv("RANK")), "MEMFIT_REPORT",
+                      force ? Replace::Yes : Replace::No);
     return 0;
   } catch (const std::exception& error) {
     std::snprintf(message, capacity, "%s", error.what());
@@ -66,7 +67,8 @@ void memfit_write_exit_report(const trace::RunStatus* status, const char* path, 
     report::RunFacts facts;
     facts.program = preload::own_words();
     facts.wall = preload::age();
-    const auto json = report::run_report_json(status, facts).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    const auto json =
+        report::run_report_json(status, facts).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
     write_output_file(file, json + "\n", force ? Replace::Yes : Replace::No);
     if (!quiet) fmt::print(stderr, "memfit: {}; report: {}\n", report::run_report_line(status, facts), file);
   } catch (const std::exception& error) {

@@ -1,7 +1,7 @@
-// The report of a program that runs with the preload library but without `memfit run`: written by the process itself at its normal
-// exit. A library of its own (libmemfit_exit_report.so), loaded only where MEMFIT_REPORT asks for it, so that the preload library
-// stays without dependencies.
-// Threads: none, called once at attach and once at exit. Cost: one file.
+// The report of a program that runs with the preload library but without `memfit run`: written by the process itself at
+// its normal exit. A library of its own (libmemfit_exit_report.so), loaded only where MEMFIT_REPORT asks for it, so
+// that the preload library stays without dependencies. Threads: none, called once at attach and once at exit. Cost: one
+// file.
 #pragma once
 
 #include <cstddef>

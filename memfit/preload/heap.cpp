@@ -1,11 +1,12 @@
-// libmemfit_heap.so: preloaded beside libmemfit_preload.so where `--memory` limits resident memory. Tells the engine of each
-// large request for memory that is no tensor before it is granted, so that tensors can make room first.
-// Not here: what the engine does about it; tensors, which come from the engine's own allocator.
-// Threads: any. Cost: one comparison a request, for large ones one call of the engine.
+// libmemfit_heap.so: preloaded beside libmemfit_preload.so where `--memory` limits resident memory. Tells the engine of
+// each large request for memory that is no tensor before it is granted, so that tensors can make room first. Not here:
+// what the engine does about it; tensors, which come from the engine's own allocator. Threads: any. Cost: one
+// comparison a request, for large ones one call of the engine.
 //
 // Note [whose heap]
-// Requests are passed on to the next malloc in the order of the loader and not to that of libc: a program may have another one
-// (jemalloc, tcmalloc), and since this library does not define free(), every block goes back to the heap that made it.
+// Requests are passed on to the next malloc in the order of the loader and not to that of libc: a program may have
+// another one (jemalloc, tcmalloc), and since this library does not define free(), every block goes back to the heap
+// that made it.
 #include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>
@@ -44,7 +45,8 @@ inline void before(size_t bytes) {
   in_hook = false;
 }
 
-/// A function of the next library in the loader's order, looked up once. Constant-initialised: works before any constructor.
+/// A function of the next library in the loader's order, looked up once. Constant-initialised: works before any
+/// constructor.
 template <typename Function>
 class Next {
  public:
@@ -98,8 +100,8 @@ inline bool will_be_resident(int protection, int flags) {
 }  // namespace
 }  // namespace memfit::preload
 
-/// `before(bytes)` is called in the thread that asks for `bytes` >= 256 KiB, before it gets them, with whatever locks that thread
-/// holds; what it allocates itself is not announced. It must not throw. nullptr: nobody is told any more.
+/// `before(bytes)` is called in the thread that asks for `bytes` >= 256 KiB, before it gets them, with whatever locks
+/// that thread holds; what it allocates itself is not announced. It must not throw. nullptr: nobody is told any more.
 MEMFIT_EXPORT void memfit_preload_set_large_alloc_hook(void (*before)(size_t bytes)) {
   memfit::preload::hook.store(before, std::memory_order_release);
 }

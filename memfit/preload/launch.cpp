@@ -80,8 +80,10 @@ std::string preloadable(const fs::path& library, const StatusFolder& folder) {
   // The library finds its neighbours by its real path, so a link with a plain name will do.
   const std::string link = folder.path() + "/" + library.filename().string();
   if (!can_be_preloaded(link) || ::symlink(library.c_str(), link.c_str()) != 0) {
-    throw Error(ExitStatus::Failed, fmt::format("\"{}\" has a blank or a colon in its name, which LD_PRELOAD cannot say. "
-                                                "Move memfit to another folder.", library.string()));
+    throw Error(ExitStatus::Failed,
+                fmt::format("\"{}\" has a blank or a colon in its name, which LD_PRELOAD cannot say. "
+                            "Move memfit to another folder.",
+                            library.string()));
   }
   return link;
 }
@@ -214,8 +216,8 @@ bool is_stopped(pid_t pid) {
 
 /// The program was stopped: stop too, so that the shell sees its job stopped, and go on together.
 void stop_with(pid_t pid) {
-  // After Ctrl-Z and `fg` the program may be about to be continued by the same signal that continued us: only a program that
-  // stays stopped stops us.
+  // After Ctrl-Z and `fg` the program may be about to be continued by the same signal that continued us: only a program
+  // that stays stopped stops us.
   for (int i = 0; i < 5; ++i) {
     if (!is_stopped(pid)) return;
     ::usleep(10'000);
@@ -224,8 +226,9 @@ void stop_with(pid_t pid) {
   ::kill(pid, SIGCONT);
 }
 
-/// Pass on a signal that a process sent us. Those of the terminal come from the kernel and reached the whole process group,
-/// the program too. A stop signal is passed on like any other: whether we stop is up to what the program makes of it.
+/// Pass on a signal that a process sent us. Those of the terminal come from the kernel and reached the whole process
+/// group, the program too. A stop signal is passed on like any other: whether we stop is up to what the program makes
+/// of it.
 void take_signal(const siginfo_t& info, pid_t pid) {
   const bool sent_by_process = info.si_code <= 0 && info.si_pid != pid;
   if (!sent_by_process || info.si_signo == SIGCHLD) return;
@@ -312,17 +315,21 @@ std::string find_program(const std::string& program) {
 
 std::string find_preload_library() {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
-  for (const fs::path& candidate : {folder / "../lib/libmemfit_preload.so", fs::path(MEMFIT_LIBDIR) / "libmemfit_preload.so"}) {
+  for (const fs::path& candidate :
+       {folder / "../lib/libmemfit_preload.so", fs::path(MEMFIT_LIBDIR) / "libmemfit_preload.so"}) {
     std::error_code missing;
     const fs::path library = fs::canonical(candidate, missing);
     if (missing) continue;
     if (!fs::exists(library.parent_path() / "libmemfit.so", missing)) {
-      throw Error(ExitStatus::Failed, fmt::format("{} has no libmemfit.so beside it: this memfit was built without LibTorch. "
-                                                  "Build it with -DMEMFIT_TORCH=ON.", library.string()));
+      throw Error(ExitStatus::Failed,
+                  fmt::format("{} has no libmemfit.so beside it: this memfit was built without LibTorch. "
+                              "Build it with -DMEMFIT_TORCH=ON.",
+                              library.string()));
     }
     return library.string();
   }
-  throw Error(ExitStatus::Failed, "libmemfit_preload.so is not where memfit was built or installed. Build or install memfit again.");
+  throw Error(ExitStatus::Failed,
+              "libmemfit_preload.so is not where memfit was built or installed. Build or install memfit again.");
 }
 
 LaunchResult launch(const std::vector<std::string>& words, const LaunchOptions& options) {

@@ -1,7 +1,7 @@
-// Starts a program with the preload library in it, waits for it as a shell's child would be waited for, and gathers what the
-// processes said on their status pages.
-// Not here: flags (cli/run), the text and JSON of reports (report/run_report), the library itself (preload/shim).
-// Threads: the calling process has one; signals are blocked in it while the program runs. Cost: one fork and exec.
+// Starts a program with the preload library in it, waits for it as a shell's child would be waited for, and gathers
+// what the processes said on their status pages. Not here: flags (cli/run), the text and JSON of reports
+// (report/run_report), the library itself (preload/shim). Threads: the calling process has one; signals are blocked in
+// it while the program runs. Cost: one fork and exec.
 #pragma once
 
 #include <chrono>
@@ -37,10 +37,10 @@ class CannotStart : public std::runtime_error {
 
 /// What is known when the program has ended.
 struct LaunchResult {
-  int exit_status = 0;         // 128 + signal when a signal ended it
+  int exit_status = 0;  // 128 + signal when a signal ended it
   std::optional<int> signal;
   std::int64_t pid = 0;
-  Bytes largest_rss;           // of the program and the children it waited for, whichever was largest
+  Bytes largest_rss;  // of the program and the children it waited for, whichever was largest
   std::chrono::nanoseconds wall{};
   std::vector<std::unique_ptr<trace::RunStatus>> pages;  // one for each process that attached; by rank, then by pid
   std::vector<std::string> refusals;                     // why a process was not let start
@@ -53,9 +53,9 @@ std::string find_program(const std::string& program);
 /// The preload library beside this executable. Throws: Error saying how to build it.
 std::string find_preload_library();
 
-/// Run `words` (program and arguments) to its end. Signals sent to this process are passed on, those of a terminal reach the
-/// program by the process group; stopping and continuing works as in a shell.
-/// Throws:   CannotStart; Error when no private folder, pipe or process could be made.
+/// Run `words` (program and arguments) to its end. Signals sent to this process are passed on, those of a terminal
+/// reach the program by the process group; stopping and continuing works as in a shell. Throws:   CannotStart; Error
+/// when no private folder, pipe or process could be made.
 LaunchResult launch(const std::vector<std::string>& words, const LaunchOptions& options);
 
 /// End this process as the program did: with its exit status or by its signal (without a second core file).

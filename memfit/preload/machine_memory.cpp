@@ -28,7 +28,8 @@ std::optional<std::uint64_t> limit_in(const std::string& path) {
   return number(line);
 }
 
-/// The smallest limit from `group` ("/a/b") up to the root of the hierarchy at `mount`: each level bounds those below it.
+/// The smallest limit from `group` ("/a/b") up to the root of the hierarchy at `mount`: each level bounds those below
+/// it.
 std::uint64_t smallest_limit(const std::string& mount, std::string group, const char* file) {
   std::uint64_t smallest = UINT64_MAX;
   for (;;) {

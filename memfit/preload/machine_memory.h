@@ -1,6 +1,5 @@
-// How much memory this process could have at most: that of the machine or of its cgroup (container), whichever is smaller.
-// Not here: how much is used (device/process_memory).
-// Threads: any. Cost: some small files of /proc and /sys.
+// How much memory this process could have at most: that of the machine or of its cgroup (container), whichever is
+// smaller. Not here: how much is used (device/process_memory). Threads: any. Cost: some small files of /proc and /sys.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
-// libmemfit_preload.so: comes into every process under `memfit run` by LD_PRELOAD, waits until libtorch is there, and then
-// loads the engine (libmemfit.so, beside this file) and attaches it. In a process without libtorch it does nothing.
-// Not here: anything of the engine; starting programs (launch).
-// Threads: any. Cost: without libtorch one look at the loaded libraries at start and after each dlopen.
+// libmemfit_preload.so: comes into every process under `memfit run` by LD_PRELOAD, waits until libtorch is there, and
+// then loads the engine (libmemfit.so, beside this file) and attaches it. In a process without libtorch it does
+// nothing. Not here: anything of the engine; starting programs (launch). Threads: any. Cost: without libtorch one look
+// at the loaded libraries at start and after each dlopen.
 //
 // Written to need nothing but libc: compilers, shells and tools that the program starts inherit it.
 #include <dlfcn.h>
@@ -76,7 +76,8 @@ const char* base_name(const char* path) {
   if (const char* folder = getenv(kStatusDir)) {
     char path[4096];
     const int n = snprintf(path, sizeof path, "%s/%ld.refused", folder, static_cast<long>(getpid()));
-    const int fd = n > 0 && n < static_cast<int>(sizeof path) ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+    const int fd =
+        n > 0 && n < static_cast<int>(sizeof path) ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
     if (fd >= 0) {
       [[maybe_unused]] const ssize_t written = write(fd, message, strlen(message));
       close(fd);
@@ -199,10 +200,11 @@ void check_torch_version(const char* library) {
   torch_version(library, version, sizeof version);
   if (same_version(version, MEMFIT_TORCH_VERSION)) return;
   char message[kMessageBytes];
-  snprintf(message, sizeof message,
-           "this program uses libtorch %s (%s), and this memfit was built for %s: refused. Use torch==%s in the program's "
-           "environment, or build memfit with -DTorch_DIR of the program's libtorch.",
-           *version != '\0' ? version : "of an unknown version", library, MEMFIT_TORCH_VERSION, MEMFIT_TORCH_VERSION);
+  snprintf(
+      message, sizeof message,
+      "this program uses libtorch %s (%s), and this memfit was built for %s: refused. Use torch==%s in the program's "
+      "environment, or build memfit with -DTorch_DIR of the program's libtorch.",
+      *version != '\0' ? version : "of an unknown version", library, MEMFIT_TORCH_VERSION, MEMFIT_TORCH_VERSION);
   refuse(2, message);
 }
 
@@ -213,8 +215,8 @@ bool path_beside(const char* beside, const char* name, char* path, size_t capaci
   return n > 0 && static_cast<size_t>(n) < capacity;
 }
 
-/// The engine names its libtorch by soname only. Each of those libraries must be in the process before, from the program's own
-/// folder, so that the loader never goes looking for one and finds another copy.
+/// The engine names its libtorch by soname only. Each of those libraries must be in the process before, from the
+/// program's own folder, so that the loader never goes looking for one and finds another copy.
 void load_torch_companions(const char* library) {
   for (const char* name : {"libc10.so", "libtorch.so"}) {
     if (void* handle = real_dlopen()(name, RTLD_LAZY | RTLD_NOLOAD)) {
@@ -226,14 +228,15 @@ void load_torch_companions(const char* library) {
   }
 }
 
-/// A library beside this one. RTLD_LOCAL: nobody else needs its symbols, and a program that links it gets the same copy anyway.
+/// A library beside this one. RTLD_LOCAL: nobody else needs its symbols, and a program that links it gets the same copy
+/// anyway.
 void* load_beside_this(const char* name, char* message) {
   Dl_info self;
   char real_path[4096];
   char path[4096];
   // By the real path: the library may have been preloaded through a link.
-  if (dladdr(reinterpret_cast<void*>(&load_beside_this), &self) == 0 || realpath(self.dli_fname, real_path) == nullptr ||
-      !path_beside(real_path, name, path, sizeof path)) {
+  if (dladdr(reinterpret_cast<void*>(&load_beside_this), &self) == 0 ||
+      realpath(self.dli_fname, real_path) == nullptr || !path_beside(real_path, name, path, sizeof path)) {
     snprintf(message, kMessageBytes, "cannot find the folder of memfit's libraries.");
     return nullptr;
   }
@@ -254,7 +257,8 @@ void remember_attached() {
   setenv(kAttached, value, 1);
 }
 
-/// Without `memfit run` above it the process writes its report itself. Loaded now: what cannot be written is said at the start.
+/// Without `memfit run` above it the process writes its report itself. Loaded now: what cannot be written is said at
+/// the start.
 void prepare_own_report() {
   const char* path = getenv(kReport);
   if (path == nullptr || *path == '\0' || getenv(kStatusDir) != nullptr) return;
@@ -276,7 +280,8 @@ void attach_engine(const char* torch_library) {
   void* engine = load_beside_this("libmemfit.so", message);
   if (engine == nullptr) refuse(1, message);
   auto attach = reinterpret_cast<AttachFunction>(dlsym(engine, "memfit_attach"));
-  if (attach == nullptr) refuse(1, "libmemfit.so has no memfit_attach: it is not of this build. Build or install memfit again.");
+  if (attach == nullptr)
+    refuse(1, "libmemfit.so has no memfit_attach: it is not of this build. Build or install memfit again.");
   const int outcome = attach(message, sizeof message);
   if (outcome == kStaysPassive) return;
   if (outcome != kIsAttached) refuse(outcome, *message != '\0' ? message : "the engine refused without a reason");
@@ -353,20 +358,22 @@ void* run_hooked_thread(void* data) {
 }  // namespace
 }  // namespace memfit::preload
 
-// ---- what the engine calls and what the program's calls meet ----------------------------------------------------------
+// ---- what the engine calls and what the program's calls meet
+// ----------------------------------------------------------
 
 #define MEMFIT_EXPORT extern "C" __attribute__((visibility("default")))
 
-/// The engine's hook, called at the start of every thread that the program makes from now on, before the thread's own routine.
+/// The engine's hook, called at the start of every thread that the program makes from now on, before the thread's own
+/// routine.
 MEMFIT_EXPORT void memfit_preload_set_thread_hook(void (*hook)()) {
   memfit::preload::thread_hook.store(hook, std::memory_order_release);
 }
 
 /// Note [dlopen must not be seen]
-/// The loader takes the caller from the return address: a bare name is searched in the RUNPATH of the library that called
-/// dlopen. So a bare name (or one with $ORIGIN, or none) is passed on by a jump, with the caller's return address still on the
-/// stack, and libtorch is looked for before the jump (what an earlier call brought). With a path the caller does not matter, and
-/// libtorch is looked for after the call: that is how Python imports its extensions.
+/// The loader takes the caller from the return address: a bare name is searched in the RUNPATH of the library that
+/// called dlopen. So a bare name (or one with $ORIGIN, or none) is passed on by a jump, with the caller's return
+/// address still on the stack, and libtorch is looked for before the jump (what an earlier call brought). With a path
+/// the caller does not matter, and libtorch is looked for after the call: that is how Python imports its extensions.
 MEMFIT_EXPORT void* dlopen(const char* file, int mode) {
   using namespace memfit::preload;
   const bool caller_matters = file == nullptr || strchr(file, '/') == nullptr || strchr(file, '$') != nullptr;

@@ -126,15 +126,20 @@ ordered_json run_report_json(const trace::RunStatus* status, const RunFacts& fac
   json["tensor_memory_limit_bytes"] = bytes_or_null(limits.tensor_memory);
   json["peak_bytes"] = status != nullptr ? ordered_json(value(status->peak_bytes)) : ordered_json(nullptr);
   json["peak_rss_bytes"] = bytes_or_null(peak_rss_of(status, facts));
-  json["unlimited_peak_bytes"] = status != nullptr ? ordered_json(value(status->unlimited_peak_bytes)) : ordered_json(nullptr);
+  json["unlimited_peak_bytes"] =
+      status != nullptr ? ordered_json(value(status->unlimited_peak_bytes)) : ordered_json(nullptr);
   json["fixed_cost_bytes"] = status != nullptr && value(status->fixed_cost_bytes) != 0
-                                 ? ordered_json(value(status->fixed_cost_bytes)) : ordered_json(nullptr);
-  json["wall_seconds"] = facts.wall ? ordered_json(static_cast<double>(facts.wall->count()) / 1e9) : ordered_json(nullptr);
+                                 ? ordered_json(value(status->fixed_cost_bytes))
+                                 : ordered_json(nullptr);
+  json["wall_seconds"] =
+      facts.wall ? ordered_json(static_cast<double>(facts.wall->count()) / 1e9) : ordered_json(nullptr);
   add_counters(json, status);
   json["least_limit_bytes"] = status != nullptr && value(status->refusals) != 0
-                                  ? ordered_json(value(status->least_limit_bytes)) : ordered_json(nullptr);
+                                  ? ordered_json(value(status->least_limit_bytes))
+                                  : ordered_json(nullptr);
   json["largest_holders"] = status != nullptr ? holders_of(*status) : ordered_json::array();
-  json["message"] = !facts.refusal.empty() ? ordered_json(facts.refusal) : text_or_null(status != nullptr ? status->message : "");
+  json["message"] =
+      !facts.refusal.empty() ? ordered_json(facts.refusal) : text_or_null(status != nullptr ? status->message : "");
   return json;
 }
 
@@ -146,18 +151,20 @@ std::string run_report_line(const trace::RunStatus* status, const RunFacts& fact
   if (line.empty()) line = "no limit, ";
   const auto peak_rss = peak_rss_of(status, facts);
   if (status == nullptr) {
-    line += facts.refusal.empty() ? "the program used no libtorch: nothing was limited or measured" : "the program was refused";
+    line += facts.refusal.empty() ? "the program used no libtorch: nothing was limited or measured"
+                                  : "the program was refused";
     return line;
   }
   line += fmt::format("peak {}", format_bytes(Bytes(value(status->peak_bytes))));
   if (peak_rss) line += fmt::format(" ({} resident)", format_bytes(*peak_rss));
   line += fmt::format(", {}", plural(value(status->evictions), "eviction"));
   if (facts.wall && facts.wall->count() > 0) {
-    line += fmt::format(", {:.1f} % of the time recomputing",
-                        100.0 * static_cast<double>(value(status->recompute_ns)) / static_cast<double>(facts.wall->count()));
+    line += fmt::format(", {:.1f} % of the time recomputing", 100.0 * static_cast<double>(value(status->recompute_ns)) /
+                                                                  static_cast<double>(facts.wall->count()));
   }
   if (value(status->verified_values) + value(status->verify_failures) > 0) {
-    line += fmt::format(", {} verified, {} wrong", plural(value(status->verified_values), "value"), value(status->verify_failures));
+    line += fmt::format(", {} verified, {} wrong", plural(value(status->verified_values), "value"),
+                        value(status->verify_failures));
   }
   return line;
 }
@@ -173,6 +180,8 @@ std::string rank_report_path(const std::string& path, std::int64_t rank) {
   return rank < 0 ? path : with_word(path, fmt::format("rank{}", rank));
 }
 
-std::string numbered_report_path(const std::string& path, std::size_t number) { return with_word(path, std::to_string(number)); }
+std::string numbered_report_path(const std::string& path, std::size_t number) {
+  return with_word(path, std::to_string(number));
+}
 
 }  // namespace memfit::report

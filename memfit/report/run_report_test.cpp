@@ -45,10 +45,9 @@ TEST(RunReport, HasEveryDocumentedKeyWithAndWithoutAPage) {
   const Page page = page_of_a_limited_run();
   const auto with = run_report_json(page.get(), facts_of_ten_seconds());
   const auto without = run_report_json(nullptr, facts_of_ten_seconds());
-  for (const char* key :
-       {"version", "program", "torch_version", "device", "limit_kind", "limit_bytes", "peak_bytes", "peak_rss_bytes",
-        "unlimited_peak_bytes", "ops", "evictions", "recomputed_ops", "recompute_seconds", "engine_seconds", "largest_holders",
-        "exit_status"}) {
+  for (const char* key : {"version", "program", "torch_version", "device", "limit_kind", "limit_bytes", "peak_bytes",
+                          "peak_rss_bytes", "unlimited_peak_bytes", "ops", "evictions", "recomputed_ops",
+                          "recompute_seconds", "engine_seconds", "largest_holders", "exit_status"}) {
     EXPECT_TRUE(with.contains(key)) << key;
     EXPECT_TRUE(without.contains(key)) << key;
   }
@@ -71,7 +70,8 @@ TEST(RunReport, SaysWhatThePageSays) {
 
 TEST(RunReport, SaysNullForWhatIsNotKnown) {
   const auto json = run_report_json(nullptr, RunFacts{});
-  for (const char* key : {"torch_version", "device", "limit_bytes", "peak_bytes", "ops", "exit_status", "recompute_seconds"}) {
+  for (const char* key :
+       {"torch_version", "device", "limit_bytes", "peak_bytes", "ops", "exit_status", "recompute_seconds"}) {
     EXPECT_TRUE(json[key].is_null()) << key;
   }
   EXPECT_EQ(json["limit_kind"], "none");
@@ -100,7 +100,8 @@ TEST(RunReport, SaysNullForAPlanThatWasNotMade) {
 TEST(RunReport, LineSaysLimitPeakEvictionsAndShare) {
   Page page = page_of_a_limited_run();
   EXPECT_EQ(run_report_line(page.get(), facts_of_ten_seconds()),
-            "tensor memory limit 150.0 MiB, peak 149.0 MiB (400.0 MiB resident), 812 evictions, 5.0 % of the time recomputing");
+            "tensor memory limit 150.0 MiB, peak 149.0 MiB (400.0 MiB resident), 812 evictions, 5.0 % of the time "
+            "recomputing");
   page->evictions = 1;
   page->verified_values = 3;
   EXPECT_THAT(run_report_line(page.get(), facts_of_ten_seconds()), testing::HasSubstr("1 eviction, "));

@@ -1,4 +1,5 @@
-// Stands for the engine: attaches as the environment tells it and writes what happened, line by line, to the file $FAKE_LOG.
+// Stands for the engine: attaches as the environment tells it and writes what happened, line by line, to the file
+// $FAKE_LOG.
 //   FAKE_ATTACH      what memfit_attach returns (0)
 //   FAKE_OPS, FAKE_REFUSED_AT   counters of the status page: ops in all, and ops at the last refusal (none)
 #include <dlfcn.h>
@@ -22,8 +23,8 @@ void log_line(const char* what) {
   if (path == nullptr) return;
   char line[256];
   const char* rank = getenv("RANK");
-  const int n = snprintf(line, sizeof line, "%s pid=%d rank=%s torch=%d\n", what, getpid(), rank != nullptr ? rank : "-",
-                         static_cast<int>(fake_torch_is_initialised()));
+  const int n = snprintf(line, sizeof line, "%s pid=%d rank=%s torch=%d\n", what, getpid(),
+                         rank != nullptr ? rank : "-", static_cast<int>(fake_torch_is_initialised()));
   const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0 || write(fd, line, static_cast<size_t>(n)) != n) abort();
   close(fd);

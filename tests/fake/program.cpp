@@ -135,9 +135,12 @@ int main(int argc, char** argv) {
     auto next = [&] { return ++i < argc ? argv[i] : (fail("an argument is missing"), nullptr); };
     auto is = [&](const char* word) { return strcmp(verb, word) == 0; };
     if (is("say")) puts(next());
-    else if (is("cat")) for (int c; (c = getchar()) != EOF;) putchar(c);
-    else if (is("env")) { const char* name = next(); printf("%s=%s\n", name, getenv(name) ? getenv(name) : "(none)"); }
-    else if (is("exit")) exit(atoi(next()));
+    else if (is("cat"))
+      for (int c; (c = getchar()) != EOF;) putchar(c);
+    else if (is("env")) {
+      const char* name = next();
+      printf("%s=%s\n", name, getenv(name) ? getenv(name) : "(none)");
+    } else if (is("exit")) exit(atoi(next()));
     else if (is("raise")) raise(atoi(next()));
     else if (is("heap")) use_heap();
     else if (is("parent")) kill(getppid(), atoi(next()));
@@ -147,12 +150,20 @@ int main(int argc, char** argv) {
     else if (is("leaf")) open_leaf();
     else if (is("thread")) start_thread();
     else if (is("fork")) fork_child();
-    else if (is("exec")) { execv(argv[i + 1], argv + i + 1); fail("exec"); }
-    else if (is("spawn")) { spawn(argv + i + 1); return 0; }
-    else if (is("unset")) unsetenv(next());
-    else if (is("set")) { const char* name = next(); setenv(name, next(), 1); }
-    else if (is("count")) { const int number = atoi(next()); count(number, atoi(next())); }
-    else fail(verb);
+    else if (is("exec")) {
+      execv(argv[i + 1], argv + i + 1);
+      fail("exec");
+    } else if (is("spawn")) {
+      spawn(argv + i + 1);
+      return 0;
+    } else if (is("unset")) unsetenv(next());
+    else if (is("set")) {
+      const char* name = next();
+      setenv(name, next(), 1);
+    } else if (is("count")) {
+      const int number = atoi(next());
+      count(number, atoi(next()));
+    } else fail(verb);
   }
   return 0;
 }
