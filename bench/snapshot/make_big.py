@@ -4,9 +4,10 @@
 A training loop runs on the oracle allocator of tests/snapshot; its events are pickled one by one with the opcodes, the
 memo and the framing of Python's own pickler (the self-test compares what pickle.load gives with the plain dictionary).
 
-Usage: make_big.py --size 1GB --out big.pickle     |     make_big.py --self-test
+Usage: make_big.py --size 1GB --out big.pickle [--repeat]     |     make_big.py --self-test
 """
 import argparse
+import io
 import os
 import pickle
 import random
@@ -207,7 +208,7 @@ def decorate(e):
     return e
 
 
-def write_big(path, size, depth=40, seed=0, events=None):
+def write_big(path, size, depth=40, seed=0, events=None, repeat=False):
     job = Job(seed=seed, depth=depth)
     wanted = events or 10 ** 12
     with open(path, "wb", buffering=1 << 20) as f:
@@ -220,11 +221,35 @@ def write_big(path, size, depth=40, seed=0, events=None):
         p.begin_list()
         p.begin_list()
         count = 0
+        chunk, chunk_events, chunk_memo, quiet = None, 0, 0, 0
         for batch in job.spool(wanted):
+            settled = not any(e["action"].startswith("segment") for e in batch)
+            quiet = quiet + 1 if settled else 0
+            if repeat and chunk is None and quiet > 20:
+                # All temporaries are free and no segment is taken any more: what follows can be said again and again.
+                p.flush(force=True)
+                chunk, real, memo_before, written_before = io.BytesIO(), p.f, p.n, p.written
+                p.f = chunk
+            elif chunk is not None and not settled:
+                raise SystemExit("a step took a segment after all; use another seed")
             for i in range(0, len(batch), 1000):
                 p.batch([decorate(e) for e in batch[i:i + 1000]])
             count += len(batch)
-            if events is None and p.written >= size:
+            if chunk is not None:
+                chunk_events += len(batch)
+                p.flush(force=True)
+                if len(chunk.getvalue()) > 20_000_000:
+                    p.f = real
+                    p.f.write(chunk.getvalue())
+                    times = max(0, (size - p.written) // len(chunk.getvalue()))
+                    grown, length = p.n - memo_before, p.written - written_before
+                    for _ in range(times):
+                        p.f.write(chunk.getvalue())
+                    p.n += grown * times
+                    p.written += length * times
+                    count += chunk_events * times
+                    break
+            elif events is None and p.written >= size:
                 break
         p.buf += b"a"
         p.string("segments")
@@ -261,10 +286,11 @@ if __name__ == "__main__":
     parser.add_argument("--events", type=int)
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--out")
+    parser.add_argument("--repeat", action="store_true", help="simulate until the job is steady, then repeat its steps: fast")
     parser.add_argument("--self-test", action="store_true")
     a = parser.parse_args()
     if a.self_test:
         self_test()
     else:
-        n, _ = write_big(a.out, int(float(a.size[:-2]) * UNITS[a.size[-2:]]), a.depth, events=a.events)
+        n, _ = write_big(a.out, int(float(a.size[:-2]) * UNITS[a.size[-2:]]), a.depth, events=a.events, repeat=a.repeat)
         print(f"{a.out}: {os.path.getsize(a.out)} bytes, {n} events")

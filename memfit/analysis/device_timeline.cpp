@@ -82,6 +82,7 @@ class TimelineBuilder {
   DeviceTimeline build() {
     find_base_blocks();
     find_base_segments();
+    stretch_base_blocks();
     find_reason();
     play_forward();
     compare_end();
@@ -91,6 +92,7 @@ class TimelineBuilder {
  private:
   void find_base_blocks();
   void find_base_segments();
+  void stretch_base_blocks();
   void find_reason();
   void play_forward();
   void compare_end();
@@ -132,6 +134,7 @@ void TimelineBuilder::find_base_blocks() {
       block.stack = event.stack;
       block.stream = event.stream;
       block.pool = event.pool;
+      block.freed_at = i;
       block.pending = !is_request;
       if (!is_request && i < 4) cut_ = true;
       t_.base_blocks.push_back(block);
@@ -211,6 +214,63 @@ void TimelineBuilder::find_base_segments() {
   // A segment known twice (freed and, unseen, taken again) counts once.
   const auto same = [](const BaseSegment& a, const BaseSegment& b) { return a.address == b.address; };
   t_.base_segments.erase(std::unique(t_.base_segments.begin(), t_.base_segments.end(), same), t_.base_segments.end());
+}
+
+/// A block that an event freed is known by its request only, but it may own a tail that was too small to split off. Two
+/// things tell: nothing in a large segment is free in pieces of at most the split remainder, and an allocation that
+/// lands behind the block while it lives begins where the block ends.
+void TimelineBuilder::stretch_base_blocks() {
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t i = 0; i < t_.base_blocks.size(); ++i) order.push_back(i);
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return t_.base_blocks[a].address < t_.base_blocks[b].address; });
+  const auto longest_tail = [&](const BaseBlock& block) -> std::uint64_t {
+    if (block.exact || block.size <= kSmallLimit) return 0;
+    return block.size >= t_.settings.max_split_size ? t_.settings.max_non_split_rounding : kSmallLimit;
+  };
+  const auto segment_of = [&](std::uint64_t address) -> const BaseSegment* {
+    const auto after = std::upper_bound(t_.base_segments.begin(), t_.base_segments.end(), address,
+                                        [](std::uint64_t a, const BaseSegment& b) { return a < b.address; });
+    if (after == t_.base_segments.begin()) return nullptr;
+    const BaseSegment& segment = *std::prev(after);
+    return address < segment.address + segment.size && !segment.expandable ? &segment : nullptr;
+  };
+  const auto next_start = [&](std::size_t k, const BaseSegment& segment) {
+    const std::uint64_t end = segment.address + segment.size;
+    return k + 1 < order.size() ? std::min(end, t_.base_blocks[order[k + 1]].address) : end;
+  };
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    BaseBlock& block = t_.base_blocks[order[k]];
+    const std::uint64_t tail = longest_tail(block);
+    const BaseSegment* segment = tail != 0 ? segment_of(block.address) : nullptr;
+    if (segment == nullptr) continue;
+    const std::uint64_t next = next_start(k, *segment);
+    if (next > block.address + block.size && next - block.address - block.size <= tail) {
+      block.size = next - block.address;
+      block.exact = true;
+    }
+  }
+  std::size_t unsure = 0;
+  for (const BaseBlock& block : t_.base_blocks) unsure += longest_tail(block) != 0 ? 1 : 0;
+  for (std::uint32_t i = 0; i < t_.count && unsure > 0; ++i) {
+    const AllocatorEvent& event = t_.event(i);
+    if (event.action != AllocatorAction::Alloc) continue;
+    const auto after =
+        std::upper_bound(order.begin(), order.end(), event.address,
+                         [&](std::uint64_t a, std::uint32_t b) { return a < t_.base_blocks[b].address; });
+    if (after == order.begin()) continue;
+    BaseBlock& block = t_.base_blocks[*std::prev(after)];
+    const std::uint64_t tail = longest_tail(block);
+    if (tail == 0 || block.freed_at <= i) continue;
+    const std::uint64_t end = block.address + block.size;
+    const BaseSegment* segment = segment_of(block.address);
+    if (segment == nullptr || event.address < end || event.address - end > tail ||
+        event.address >= segment->address + segment->size)
+      continue;
+    block.size = event.address - block.address;
+    block.exact = true;
+    --unsure;
+  }
 }
 
 void TimelineBuilder::find_reason() {
@@ -297,6 +357,7 @@ void TimelineBuilder::play_forward() {
   t_.peak_reserved = layout.reserved();
   t_.size_of.assign(t_.count, 0);
   t_.freed_at.assign(t_.count, kNever);
+  for (BaseBlock& block : t_.base_blocks) block.freed_at = kNever;  // from here on the layout says it
   bool above = layout.allocated() + layout.pending() > layout.reserved();
   if (above && !t_.base_segments.empty())
     violation(kNever, "at the start of the recording more is allocated than reserved");

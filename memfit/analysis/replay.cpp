@@ -28,6 +28,23 @@ bool gives_back(AllocatorAction action) {
   return action == AllocatorAction::SegmentFree || action == AllocatorAction::SegmentUnmap;
 }
 
+/// Where the address space of an expandable segment may begin: its front can be unmapped at the start of the recording
+/// and be mapped again later, before anything is mapped at its end.
+std::uint64_t lowest_address(const DeviceTimeline& t, std::uint16_t stream, std::uint16_t pool, bool small,
+                             std::uint64_t known, std::uint64_t span) {
+  std::uint64_t floor = known > span ? known - span : 0;
+  for (const BaseSegment& segment : t.base_segments)
+    if (segment.address < known) floor = std::max(floor, segment.address + segment.size);
+  std::uint64_t lowest = known;
+  for (std::uint32_t i = 0; i < t.count; ++i) {
+    const AllocatorEvent& event = t.event(i);
+    if (event.action != AllocatorAction::SegmentMap || event.stream != stream || event.pool != pool) continue;
+    if ((event.size == kSmallSegment) == small && event.address >= floor && event.address < lowest)
+      lowest = event.address;
+  }
+  return lowest;
+}
+
 /// Puts the state at the start of the recording into an allocator. Returns the base blocks' handles.
 std::vector<Block*> adopt_base(const DeviceTimeline& t, CachingAllocator& allocator) {
   struct Key {
@@ -37,9 +54,14 @@ std::vector<Block*> adopt_base(const DeviceTimeline& t, CachingAllocator& alloca
   };
   std::map<Key, std::vector<std::pair<std::uint64_t, std::uint64_t>>> expandable;
   for (const BaseSegment& segment : t.base_segments) {
-    if (segment.expandable)
-      expandable[{segment.stream, segment.pool, !segment.large}].emplace_back(segment.address, segment.size);
-    else allocator.adopt_segment(segment.address, segment.size, segment.stream, segment.pool, !segment.large);
+    if (segment.expandable) {
+      auto& pieces = expandable[{segment.stream, segment.pool, !segment.large}];
+      if (!pieces.empty() && pieces.back().first + pieces.back().second == segment.address)
+        pieces.back().second += segment.size;  // two maps, one range
+      else pieces.emplace_back(segment.address, segment.size);
+    } else {
+      allocator.adopt_segment(segment.address, segment.size, segment.stream, segment.pool, !segment.large);
+    }
   }
   constexpr std::uint64_t kSpan = std::uint64_t{1} << 40;
   for (const auto& [key, mapped] : expandable) {
@@ -47,7 +69,7 @@ std::vector<Block*> adopt_base(const DeviceTimeline& t, CachingAllocator& alloca
     for (std::size_t i = 0; i < mapped.size();) {
       std::size_t j = i;
       while (j + 1 < mapped.size() && mapped[j + 1].first + mapped[j + 1].second - mapped[i].first <= kSpan) ++j;
-      const std::uint64_t begin = mapped[i].first;
+      const std::uint64_t begin = lowest_address(t, key.stream, key.pool, key.small, mapped[i].first, kSpan);
       const std::uint64_t span = std::max(kSpan, mapped[j].first + mapped[j].second - begin);
       allocator.adopt_expandable(begin, span, key.stream, key.pool, key.small,
                                  {mapped.begin() + static_cast<long>(i), mapped.begin() + static_cast<long>(j) + 1});
