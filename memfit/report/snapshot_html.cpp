@@ -22,8 +22,8 @@ function chart(host, title, data, series, plugins, onClick, sync) {
   const u = new uPlot({
     title, width: Math.max(400, host.clientWidth), height: 300,
     cursor: { sync: { key: sync }, drag: { x: true, y: false } },
-    scales: { x: { time: false } },
-    axes: [{ stroke: axis, label: 'event' }, { stroke: axis, size: 80, incrs: Array.from({ length: 50 }, (_, i) => 2 ** i), values: (_, t) => t.map(fmtBytes) }],
+    scales: { x: { time: false }, y: { range: (u, lo, hi) => [0, hi * 1.05 || 1] } },
+    axes: [{ stroke: axis, label: 'event', space: 110 }, { stroke: axis, size: 80, incrs: Array.from({ length: 50 }, (_, i) => 2 ** i), values: (_, t) => t.map(fmtBytes) }],
     series: [{ label: 'event' }, ...series], plugins: plugins || [],
   }, data, host);
   if (onClick) u.over.addEventListener('click', () => { if (u.cursor.idx != null) onClick(u.data[0][u.cursor.idx]); });
