@@ -95,6 +95,14 @@ std::vector<std::vector<Absence>> Search::variants(std::int32_t gap) const {
   };
   look(s_.readers(v));
   look(s_.makers(v));
+  if (!forever) {  // back a little early: where there is room for the pass, or with the next one before
+    if (g.b - g.a > 2) offer({Schedule::recompute(g.a, g.b - 1)});
+    for (std::int32_t t = g.b - 2; t > std::max(g.a + 1, g.b - 12); --t)
+      if (!s_.pass(t).ops.empty()) {
+        offer({Schedule::recompute(g.a, t)});
+        break;
+      }
+  }
   if (first >= g.b) return out;
   offer({Schedule::recompute(g.a, first)});
   if (last < g.b - 1 || forever) offer({Schedule::recompute(last, g.b)});
@@ -311,6 +319,21 @@ void Search::load(const Solution& solution) {
   for (const auto& [v, list] : solution) s_.assign(v, list);
 }
 
+/// A pass, the likelier the more it costs.
+std::int32_t Search::dear_pass() {
+  double left = uniform() * s_.cost();
+  std::int32_t last = -1;
+  for (std::int32_t t = 0; t <= p_.n; ++t) {
+    const double cost = s_.pass(t).cost;
+    if (cost <= 0) continue;
+    last = t;
+    left -= cost;
+    if (left <= 0) break;
+  }
+  s_.work += p_.n / 4;
+  return last;
+}
+
 /// Give back some of what was taken, in one neighbourhood.
 Search::Near Search::ruin() {
   std::vector<std::int32_t> away;
@@ -324,9 +347,19 @@ Search::Near Search::ruin() {
   std::vector<std::int32_t> chosen{seed};
   const double kind = uniform();
   const std::size_t size = 1 + static_cast<std::size_t>(pick(std::min<std::size_t>(6, away.size())));
-  if (kind < 0.35) {  // anything
+  bool forbid = false;
+  if (kind < 0.25) {  // all that comes back in one of the dearer passes
+    const std::int32_t stage = dear_pass();
+    if (stage >= 0) {
+      chosen.clear();
+      forbid = true;
+      for (std::int32_t v : s_.pass(stage).due)
+        for (std::int32_t g = first_gap_[v]; g < first_gap_[v + 1]; ++g)
+          if (p_.gaps[g].a < stage && stage <= p_.gaps[g].b && chosen.size() < 16) chosen.push_back(g);
+    }
+  } else if (kind < 0.5) {  // anything
     while (chosen.size() < size) chosen.push_back(away[pick(away.size())]);
-  } else if (kind < 0.7) {  // what comes back at about the same time
+  } else if (kind < 0.75) {  // what comes back at about the same time
     const std::int32_t reach = 2 + p_.n / 12;
     for (int tries = 0; tries < 60 && chosen.size() < size; ++tries) {
       const std::int32_t g = away[pick(away.size())];
@@ -344,9 +377,10 @@ Search::Near Search::ruin() {
   for (std::int32_t g : chosen) {
     if (!touched(g)) continue;
     s_.assign(p_.gaps[g].value, compose(g, {}));
-    if (uniform() < 0.5) tabu_[g] = iteration_ + 1 + static_cast<std::uint32_t>(pick(8));
+    if (forbid || uniform() < 0.5) tabu_[g] = iteration_ + 1 + static_cast<std::uint32_t>(pick(8));
   }
-  return {center.a, center.b, around};
+  if (chosen.empty()) return {};
+  return {p_.gaps[chosen.front()].a, p_.gaps[chosen.front()].b, around};
 }
 
 /// One round. Keeps the outcome when it is better, or a little worse with luck.

@@ -64,6 +64,7 @@ class Search {
   void improve(std::int64_t budget);
   bool ruin_and_recreate(double temperature);
   Near ruin();
+  std::int32_t dear_pass();
 
   std::vector<std::vector<Absence>> variants(std::int32_t gap) const;
   std::vector<Absence> compose(std::int32_t gap, const std::vector<Absence>& list) const;
