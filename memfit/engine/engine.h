@@ -103,7 +103,10 @@ class Engine final : public memory::MemoryPressure {
   void cut_readers(Value* value);
   std::vector<Value*> evicted_dependents(Value* value);
   void before_content_is_lost(Value* value, bool may_copy);
+  void keep_resident_dependents(Value* value);
+  void restore_dependents(Value* value);
   void hold_copy(Value* value);
+  void drop_held(Value* value);
   bool release_retained(std::uint64_t bytes);
   void arm(Value* value);
   void disarm(c10::StorageImpl* storage);
@@ -118,10 +121,13 @@ class Engine final : public memory::MemoryPressure {
 
   // replay (replay.cpp)
   void restore(const std::vector<Value*>& targets);
+  std::size_t restore_at_once(const std::vector<Value*>& targets);
+  void restore_frugally(const std::vector<Value*>& targets, std::size_t most_replays);
+  struct Frugal;
+  void bring(Value* value, Frugal& frugal);
   void restore(Value* value) { restore(std::vector<Value*>{value}); }
   void restore_blank(Value* value);
   struct Pass;
-  void plan_pass(Pass& pass);
   void replay(Pass& pass, Recipe* recipe);
   at::Tensor tensor_for(Pass& pass, TensorArg& arg);
   void take_result(Pass& pass, Recipe* recipe, std::size_t index, const c10::Storage& storage);
@@ -156,7 +162,8 @@ class Engine final : public memory::MemoryPressure {
   std::unordered_set<Recipe*> threadbound_;   // random ops whose kernel takes the default generator
   std::uint64_t random_thread_ = 0;
   bool several_random_threads_ = false;
-  std::string what_is_running_;
+  int attempts_ = 0;                          // above 0: a refusal is not final
+  std::size_t last_region_ = 0;
 };
 
 }  // namespace memfit::engine

@@ -20,8 +20,8 @@ constexpr double kReplayOverheadNs = 2500;     // of one replayed op, beside its
 }  // namespace
 
 bool Engine::evictable(const Value* value) const {
-  return value->bound && value->resident && value->recipe != nullptr && !value->escaped && !value->outside &&
-         value->bytes >= kMinEvictedBytes;
+  return value->resident && value->recipe != nullptr && !value->escaped && !value->outside && value->bytes >= kMinEvictedBytes &&
+         (value->bound || value->held);
 }
 
 void Engine::update_candidate(Value* value) {
@@ -140,6 +140,7 @@ bool Engine::make_room(std::uint64_t bytes) {
 }
 
 void Engine::refuse(std::uint64_t bytes) {
+  if (attempts_ > 0) throw OutOfBudget("memfit: another way is tried", Bytes());
   std::uint64_t evictable_bytes = 0;
   for (const Value* v : candidates_) {
     if (v->locks == 0) evictable_bytes += v->bytes;

@@ -12,6 +12,7 @@
 
 #include "memfit/engine/detail/ticks.h"
 #include "memfit/engine/engine.h"
+#include "memfit/engine/out_of_budget.h"
 
 #include <fmt/format.h>
 
@@ -42,7 +43,8 @@ struct Engine::Pass {
   std::vector<Recipe*> order;
   std::vector<Value*> members;
   std::uint64_t id = 0;
-  Recipe* running = nullptr;
+  Value* wanted = nullptr;              // frugal: the result that the op is replayed for
+  std::vector<Value*>* made = nullptr;  // frugal: where temporaries are noted
   c10::SmallVector<std::pair<Value*, c10::Storage>, 8> in_place;   // buffers of the running op's in-place arguments
 };
 
@@ -89,7 +91,100 @@ class ContextGuard {
 
 }  // namespace
 
+// First in one pass, which runs no op twice. When that does not fit: value by value, holding only what the next op
+// needs; what was made on the way may be evicted and made again, a bounded number of times.
 void Engine::restore(const std::vector<Value*>& targets) {
+  ++attempts_;
+  try {
+    restore_at_once(targets);
+    --attempts_;
+    return;
+  } catch (const OutOfBudget&) {
+    --attempts_;
+  } catch (...) {
+    --attempts_;
+    throw;
+  }
+  restore_frugally(targets, 64 + 32 * last_region_);
+}
+
+struct Engine::Frugal {
+  std::vector<Value*> made;      // temporaries, let go at the end
+  std::size_t replays_left;
+};
+
+void Engine::restore_frugally(const std::vector<Value*>& targets, std::size_t most_replays) {
+  Frugal frugal{{}, most_replays};
+  const std::uint64_t t0 = detail::ticks();
+  const std::uint64_t evicting = detail::thread_engine_ticks();
+  const bool old = memory::set_allocating_for_replay(true);
+  const char* op = memory::set_current_op("replay");
+  std::size_t locked = 0;
+  auto finish = [&] {
+    memory::set_allocating_for_replay(old);
+    memory::set_current_op(op);
+    for (std::size_t i = 0; i < locked; ++i) --targets[i]->locks;
+    for (Value* v : frugal.made) {
+      if (!v->bound && v->held && v->recipe != nullptr && v->locks == 0) drop_held(v);
+      --v->references;
+      release_if_unused(v);
+    }
+    const std::uint64_t spent = detail::ticks() - t0;
+    const std::uint64_t searched = detail::thread_engine_ticks() - evicting;
+    stats_.recompute_ns += detail::ticks_to_ns(spent - std::min(spent, searched));
+    detail::thread_state.engine_ticks += spent - std::min(spent, searched);
+  };
+  try {
+    for (Value* v : targets) {
+      bring(v, frugal);
+      ++v->locks;
+      ++locked;
+    }
+  } catch (...) {
+    finish();
+    throw;
+  }
+  finish();
+}
+
+void Engine::bring(Value* value, Frugal& frugal) {
+  if (value->resident) return;
+  Recipe* recipe = value->recipe;
+  TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: an evicted value has no recipe");
+  if (frugal.replays_left-- == 0) {
+    frugal.replays_left = 1;
+    refuse(value->bytes);
+  }
+  std::vector<Value*> inputs;
+  for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
+    Value* x = recipe->tensors[i].value;
+    if (x != nullptr && std::find(inputs.begin(), inputs.end(), x) == inputs.end()) inputs.push_back(x);
+  }
+  // The one that takes most room to make comes first, while nothing else is held.
+  std::sort(inputs.begin(), inputs.end(), [](const Value* a, const Value* b) { return a->depth > b->depth; });
+  std::size_t locked = 0;
+  auto unlock = [&] {
+    for (std::size_t i = 0; i < locked; ++i) --inputs[i]->locks;
+  };
+  try {
+    for (Value* x : inputs) {
+      bring(x, frugal);
+      ++x->locks;
+      ++locked;
+    }
+    Pass pass;
+    pass.wanted = value;
+    pass.made = &frugal.made;
+    replay(pass, recipe);
+  } catch (...) {
+    unlock();
+    throw;
+  }
+  unlock();
+  TORCH_INTERNAL_ASSERT(value->resident || value->bound, "memfit: a value of ", value->bytes, " bytes did not come back");
+}
+
+std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
   Pass pass;
   pass.id = ++visit_;
   const std::uint64_t t0 = detail::ticks();
@@ -107,12 +202,7 @@ void Engine::restore(const std::vector<Value*>& targets) {
       v->pass_uses = 0;
       v->in_pass = false;
       // Temporaries that were not reached are let go; sources keep what they hold.
-      if (!v->bound && v->held && v->recipe != nullptr) {
-        if (v->block != nullptr) v->block->value = nullptr;
-        v->block = nullptr;
-        v->resident = false;
-        v->held.reset();
-      }
+      if (!v->bound && v->held && v->recipe != nullptr) drop_held(v);
       --v->references;
       release_if_unused(v);
     }
@@ -152,6 +242,7 @@ void Engine::restore(const std::vector<Value*>& targets) {
       }
     }
     std::sort(pass.order.begin(), pass.order.end(), [](const Recipe* a, const Recipe* b) { return a->sequence < b->sequence; });
+    last_region_ = pass.order.size();
     for (Recipe* recipe : pass.order) replay(pass, recipe);
     for (const Value* v : targets) {
       TORCH_INTERNAL_ASSERT(v->resident || !v->bound, "memfit: a value of ", v->bytes, " bytes did not come back");
@@ -161,6 +252,7 @@ void Engine::restore(const std::vector<Value*>& targets) {
     throw;
   }
   finish();
+  return pass.order.size();
 }
 
 at::Tensor Engine::tensor_for(Pass& pass, TensorArg& arg) {
@@ -226,7 +318,8 @@ void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c1
   c10::DataPtr& data = made->_mutable_data_ptr_no_checks();
   TORCH_INTERNAL_ASSERT(data.get_deleter() == &CpuAllocator::delete_block && Block::of(data.get_context())->requested == value->bytes,
                         "memfit: ", recipe->rule->name, " made a result of another size when it ran again");
-  const bool member = value->in_pass && value->pass_uses > 0;
+  const bool frugal = pass.made != nullptr;
+  const bool member = frugal ? value == pass.wanted : value->in_pass && value->pass_uses > 0;
   if (value->bound) {
     settle(value, std::move(data));
     if (!value->resident) return;
@@ -235,10 +328,16 @@ void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c1
     value->block->value = value;
     value->held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(made);
     value->resident = true;
+    if (frugal) {
+      ++value->references;
+      pass.made->push_back(value);
+      value->last_use = sequence_;
+      update_candidate(value);
+    }
   } else {
     return;
   }
-  if (member) {
+  if (member && !frugal) {
     value->pass_locked = true;
     ++value->locks;
   }
@@ -260,7 +359,6 @@ void Engine::check_bytes(Value* value, Recipe* recipe) {
 }
 
 void Engine::replay(Pass& pass, Recipe* recipe) {
-  pass.running = recipe;
   pass.in_place.clear();
   // In-place arguments first: they get a buffer that may be written.
   for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
@@ -270,7 +368,7 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
     std::uint32_t here = 0;
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) here += recipe->tensors[k].value == value ? 1 : 0;
     if (std::any_of(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; })) continue;
-    if (!value->bound && value->held && value->recipe != nullptr && value->pass_uses == here) {
+    if (pass.made == nullptr && !value->bound && value->held && value->recipe != nullptr && value->pass_uses == here) {
       // Last use: the buffer itself is handed on.
       pass.in_place.emplace_back(value, c10::Storage(value->held));
       if (value->block != nullptr) value->block->value = nullptr;
@@ -339,18 +437,13 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
   written.clear();
   for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
     Value* value = recipe->tensors[i].value;
-    if (value == nullptr) continue;
+    if (value == nullptr || pass.made != nullptr) continue;
     if (--value->pass_uses != 0) continue;
     if (value->pass_locked) {
       value->pass_locked = false;
       --value->locks;
     }
-    if (!value->bound && value->held && value->recipe != nullptr) {
-      if (value->block != nullptr && value->block->value == value) value->block->value = nullptr;
-      value->block = nullptr;
-      value->resident = false;
-      value->held.reset();
-    }
+    if (!value->bound && value->held && value->recipe != nullptr) drop_held(value);
   }
   pass.in_place.clear();
 }

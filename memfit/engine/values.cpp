@@ -251,6 +251,44 @@ std::vector<Value*> Engine::evicted_dependents(Value* value) {
   return evicted;
 }
 
+// Results made from `value` that have their bytes keep them from now on. Without this, bringing the evicted ones back
+// could evict these, and then nobody could make them again.
+void Engine::keep_resident_dependents(Value* value) {
+  std::vector<Value*> walk{value};
+  std::vector<Value*> kept;
+  const std::uint64_t id = ++visit_;
+  while (!walk.empty()) {
+    Value* x = walk.back();
+    walk.pop_back();
+    for (TensorArg* arg = x->readers; arg != nullptr; arg = arg->next) {
+      Recipe* recipe = arg->owner;
+      if (recipe->visit == id) continue;
+      recipe->visit = id;
+      for (Value* r : recipe->results) {
+        if (r == nullptr || r->visit == id) continue;
+        r->visit = id;
+        if (r->resident) {
+          kept.push_back(r);
+        } else {
+          walk.push_back(r);
+        }
+      }
+    }
+  }
+  for (Value* r : kept) ++r->references;
+  for (Value* r : kept) make_source(r);
+  for (Value* r : kept) {
+    --r->references;
+    release_if_unused(r);
+  }
+}
+
+void Engine::restore_dependents(Value* value) {
+  keep_resident_dependents(value);
+  const std::vector<Value*> evicted = evicted_dependents(value);
+  if (!evicted.empty()) restore(evicted);
+}
+
 // Called before a write: afterwards the old content is nowhere. A value with a recipe becomes a ghost; a source's
 // readers must do without, or, when that would bring back more than a copy costs, get a copy.
 void Engine::before_content_is_lost(Value* value, bool may_copy) {
@@ -263,7 +301,7 @@ void Engine::before_content_is_lost(Value* value, bool may_copy) {
       hold_copy(value);
       return;
     }
-    restore(evicted);
+    restore_dependents(value);
   }
   cut_readers(value);
 }
@@ -405,8 +443,7 @@ void Engine::raw_access(c10::StorageImpl* storage) {
       bind(value, block, storage);
       ++value->locks;
     } else if (value->readers != nullptr) {
-      const std::vector<Value*> evicted = evicted_dependents(value);
-      if (!evicted.empty()) restore(evicted);
+      restore_dependents(value);
       cut_readers(value);
     }
   } catch (...) {
@@ -455,6 +492,10 @@ bool Engine::raw_fault(void* address) {
 // Eviction's two ends live here, beside the deleters that an evicted storage carries.
 
 void Engine::evict(Value* value) {
+  if (value->held) {
+    drop_held(value);
+    return;
+  }
   auto storage = value->binding.lock();
   if (!storage) return;
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
@@ -477,6 +518,14 @@ void Engine::evict(Value* value) {
   ++evicted_count_;
   ++stats_.evictions;
   stats_.evicted_bytes += value->bytes;
+}
+
+void Engine::drop_held(Value* value) {
+  if (value->block != nullptr && value->block->value == value) value->block->value = nullptr;
+  value->block = nullptr;
+  value->resident = false;
+  update_candidate(value);
+  value->held.reset();
 }
 
 void Engine::settle(Value* value, c10::DataPtr&& data) {
