@@ -11,9 +11,9 @@ from zoo import Recorder, seed_everything
 def main():
     rec = Recorder(sys.argv)
     seed_everything(20)
-    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1),
-                          nn.GELU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(32 * 64, 64), nn.LayerNorm(64),
-                          nn.Dropout(0.1), nn.Linear(64, 10))
+    body = [layer for _ in range(5) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU())]
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *body, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(16 * 64, 32),
+                          nn.LayerNorm(32), nn.Dropout(0.1), nn.Linear(32, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     for step in range(4):

@@ -17,22 +17,23 @@ class Block(nn.Module):
     def inner(self, x):
         return F.dropout(F.gelu(self.up(x)), 0.2, self.training)
 
-    def forward(self, x):
-        return x + self.down(checkpoint(self.inner, self.norm(x), use_reentrant=False))
+    def forward(self, x, nested):
+        h = self.norm(x)
+        return x + self.down(checkpoint(self.inner, h, use_reentrant=False) if nested else self.inner(h))
 
 
 def main():
     rec = Recorder(sys.argv)
     seed_everything(22)
-    first = nn.ModuleList(Block(64) for _ in range(4))
-    second = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)))
+    first = nn.ModuleList(Block(32) for _ in range(8))
+    second = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)))
     model = nn.ModuleList([first, second])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(4):
-        x = torch.randn(1024, 64)
+        x = torch.randn(1024, 32)
         h = x
         for index, block in enumerate(first):
-            h = checkpoint(block, h, use_reentrant=False, preserve_rng_state=True) if index != 2 else block(h)
+            h = checkpoint(block, h, True, use_reentrant=False, preserve_rng_state=True) if index % 2 else block(h, False)
         h = checkpoint_sequential(second, 3, h, use_reentrant=False)
         loss = h.square().mean()
         optimizer.zero_grad()

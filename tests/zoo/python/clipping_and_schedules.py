@@ -12,7 +12,8 @@ from zoo import Recorder, seed_everything
 def main():
     rec = Recorder(sys.argv)
     seed_everything(39)
-    model = nn.Sequential(nn.Linear(64, 256), nn.LayerNorm(256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 16))
+    model = nn.Sequential(nn.Linear(64, 96), *(layer for _ in range(5) for layer in (nn.LayerNorm(96), nn.GELU(), nn.Dropout(0.1), nn.Linear(96, 96), nn.SiLU())),
+                          nn.Linear(96, 16))
     decay = [(n, p) for n, p in model.named_parameters() if p.ndim > 1]
     plain = [(n, p) for n, p in model.named_parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0, "lr": 1e-2}], lr=1e-3)
@@ -20,7 +21,7 @@ def main():
     schedule = lr_scheduler.SequentialLR(optimizer, [warmup, lr_scheduler.CosineAnnealingLR(optimizer, 4)], [2])
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     for step in range(5):
-        x, labels = torch.randn(1024, 64), torch.randint(0, 16, (1024,))
+        x, labels = torch.randn(768, 64), torch.randint(0, 16, (768,))
         loss = F.cross_entropy(model(x), labels)
         optimizer.zero_grad()
         loss.backward()

@@ -11,8 +11,8 @@ from zoo import Recorder, seed_everything
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 128), nn.LayerNorm(128))
-        self.second = nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 16))
+        self.first = nn.Sequential(nn.Linear(64, 96), *(layer for _ in range(3) for layer in (nn.GELU(), nn.Linear(96, 96), nn.LayerNorm(96))))
+        self.second = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(96, 96), nn.Tanh())), nn.Linear(96, 16))
 
     def forward(self, x):
         h = self.first(x)

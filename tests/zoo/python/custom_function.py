@@ -82,14 +82,16 @@ class StraightThrough(Function):
 def main():
     rec = Recorder(sys.argv)
     seed_everything(26)
-    layers = nn.ModuleList(nn.Linear(96, 96) for _ in range(5))
+    layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(9))
     beta = nn.Parameter(torch.tensor([1.5]))
     optimizer = torch.optim.SGD([*layers.parameters(), beta], lr=0.05)
     for step in range(4):
-        x = torch.randn(1024, 96)
+        x = torch.randn(1024, 64)
         h = Swish.apply(layers[0](x), beta)
         h = KeptAside.apply(layers[1](h))
         h = ClampInPlace.apply(layers[2](h) * 1.0)
+        for layer in layers[5:]:
+            h = Swish.apply(KeptAside.apply(layer(h)), beta)
         values, places = TopTwo.apply(layers[3](h))
         h = StraightThrough.apply(layers[4](h) * 4) / 4
         loss = h.square().mean() + values.abs().mean()

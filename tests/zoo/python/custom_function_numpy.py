@@ -5,6 +5,7 @@ import numpy
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.nn import functional as F
 
 from zoo import Recorder, seed_everything
 
@@ -38,14 +39,16 @@ class NumpyWindow(Function):
 def main():
     rec = Recorder(sys.argv)
     seed_everything(27)
-    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 128), nn.Linear(128, 16))
+    model = nn.Sequential(nn.Linear(64, 64), *(nn.Linear(64, 64) for _ in range(8)), nn.Linear(64, 16))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(4):
         x = torch.from_numpy(numpy.random.randn(1024, 64).astype(numpy.float32))
         h = NumpyTanh.apply(model[0](x))
         h = NumpyWindow.apply(torch.relu(model[1](h)), 8)
         h = NumpyTanh.apply(model[2](h) * 0.1)
-        loss = model[3](torch.sin(h)).square().mean()
+        for layer in model[3:9]:
+            h = NumpyTanh.apply(F.gelu(layer(h)))
+        loss = model[9](torch.sin(h)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         rec.add(step, "loss", loss)

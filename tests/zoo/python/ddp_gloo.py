@@ -1,5 +1,7 @@
-"""Two spawned processes train one model with DistributedDataParallel over Gloo."""
+"""Two processes train one model with DistributedDataParallel over Gloo: spawned, or started as ranks by a small launcher."""
+import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -12,13 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zoo import Recorder, seed_everything
 
+VARIANTS = [["spawn"], ["ranks"]]
+
 
 def rank_main(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     seed_everything(45)
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 256), nn.LayerNorm(256), nn.Tanh(),
-                          nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 16))
+    model = nn.Sequential(nn.Linear(64, 96), *(layer for _ in range(6) for layer in (nn.GELU(), nn.Dropout(0.1), nn.Linear(96, 96), nn.LayerNorm(96), nn.Tanh())),
+                          nn.Linear(96, 16))
     model = DistributedDataParallel(model, bucket_cap_mb=0.25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rec = Recorder(["", "--digest", f"{folder}/rank{rank}.json"])
@@ -47,10 +51,15 @@ def rank_main(rank, folder):
 
 
 def main():
-    import json
     rec = Recorder(sys.argv)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_main, args=(folder,), nprocs=2)
+        if rec.args == ["ranks"]:
+            ranks = [subprocess.Popen([sys.executable, os.path.abspath(__file__)], env=dict(os.environ, RANK=str(rank), ZOO_RANK_FOLDER=folder))
+                     for rank in range(2)]
+            if any([rank.wait() != 0 for rank in ranks]):
+                raise SystemExit("a rank failed")
+        else:
+            mp.spawn(rank_main, args=(folder,), nprocs=2)
         for rank in range(2):
             with open(os.path.join(folder, f"rank{rank}.json")) as file:
                 result = json.load(file)
@@ -60,4 +69,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    if "ZOO_RANK_FOLDER" in os.environ:
+        rank_main(int(os.environ["RANK"]), os.environ["ZOO_RANK_FOLDER"])
+    else:
+        main()

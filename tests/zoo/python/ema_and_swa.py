@@ -13,8 +13,8 @@ from zoo import Recorder, seed_everything
 def main():
     rec = Recorder(sys.argv)
     seed_everything(36)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1),
-                          nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
+    body = [layer for _ in range(5) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *body, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     shadow = {name: value.clone() for name, value in model.state_dict().items()}
     swa = AveragedModel(model)

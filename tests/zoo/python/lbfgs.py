@@ -11,9 +11,9 @@ from zoo import Recorder, seed_everything
 def main():
     rec = Recorder(sys.argv)
     seed_everything(38)
-    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, history_size=8, line_search_fn="strong_wolfe")
-    x = torch.randn(2048, 32)
+    model = nn.Sequential(nn.Linear(32, 48), *(layer for _ in range(7) for layer in (nn.Tanh(), nn.Linear(48, 48))), nn.Tanh(), nn.Linear(48, 32))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, history_size=4, line_search_fn="strong_wolfe")
+    x = torch.randn(1536, 32)
     target = torch.sin(x * 2).roll(1, 1)
     calls = 0
     for step in range(3):

@@ -29,8 +29,8 @@ def collate(samples):
 def main():
     rec = Recorder(sys.argv)
     seed_everything(40)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1),
-                          nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(256, 10))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *(layer for _ in range(5) for layer in (nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))),
+                          nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(Pictures(), batch_size=16, shuffle=True, num_workers=2, collate_fn=collate,
                         generator=torch.Generator().manual_seed(5), multiprocessing_context="fork")

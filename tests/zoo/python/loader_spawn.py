@@ -20,7 +20,7 @@ class Stream(IterableDataset):
 def main():
     rec = Recorder(sys.argv)
     seed_everything(41)
-    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 2))
+    model = nn.Sequential(nn.Linear(64, 96), *(layer for _ in range(6) for layer in (nn.Tanh(), nn.Linear(96, 96), nn.GELU(), nn.Dropout(0.1))), nn.Linear(96, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(Stream(), batch_size=512, num_workers=1, multiprocessing_context="spawn")
     for step, (x, labels) in enumerate(loader):

@@ -14,7 +14,7 @@ warnings.filterwarnings("ignore", category=UserWarning)
 def main():
     rec = Recorder(sys.argv)
     seed_everything(52)
-    first, second, third = nn.Linear(64, 128), nn.Linear(128, 64), nn.Linear(64, 64)
+    first, second, third = nn.Linear(64, 96), nn.Linear(96, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
     model = nn.ModuleList([first, second, third])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(3):
@@ -23,7 +23,9 @@ def main():
         h = second(F.gelu(first(nested)))
         padded = torch.nested.to_padded_tensor(h, 0.0)
         jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
-        y = torch.tanh(third(jagged)) * jagged
+        y = jagged
+        for layer in third:
+            y = torch.tanh(layer(y)) * jagged
         loss = padded.square().mean() + y.values().square().mean() + sum(t.sum() for t in h.unbind()) * 1e-4
         optimizer.zero_grad()
         loss.backward()

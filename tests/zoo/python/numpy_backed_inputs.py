@@ -14,7 +14,7 @@ from zoo import Recorder, seed_everything
 def main():
     rec = Recorder(sys.argv)
     seed_everything(58)
-    model = nn.Sequential(nn.Linear(96, 192), nn.Tanh(), nn.Linear(192, 192), nn.ReLU(), nn.Linear(192, 96))
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 96), nn.ReLU())), nn.Linear(96, 96))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "data.bin")

@@ -31,8 +31,8 @@ def main():
     for name, options in CHOICES[rec.args[0]]:
         if not hasattr(torch.optim, name):
             continue
-        net = nn.Sequential(nn.Linear(64, 96, bias=name != "Muon"), nn.Tanh(), nn.Linear(96, 96, bias=name != "Muon"), nn.GELU(),
-                            nn.Linear(96, 64, bias=name != "Muon"), nn.Tanh())
+        net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64, bias=name != "Muon"), nn.Tanh(),
+                                                                    nn.Linear(64, 64, bias=name != "Muon"), nn.GELU())))
         options = {"lr": 1e-3, **options}
         optimizer = getattr(torch.optim, name)(net.parameters(), **options)
         for step in range(3):

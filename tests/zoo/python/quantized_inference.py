@@ -15,7 +15,7 @@ warnings.filterwarnings("ignore")
 def main():
     rec = Recorder(sys.argv)
     seed_everything(51)
-    model = nn.Sequential(nn.Linear(96, 192), nn.ReLU(), nn.Linear(192, 192), nn.Tanh(), nn.Linear(192, 96))
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 96), nn.Tanh())), nn.Linear(96, 96))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(3):
         x = torch.randn(1024, 96)

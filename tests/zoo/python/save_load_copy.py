@@ -12,7 +12,8 @@ from zoo import Recorder, seed_everything
 
 
 def build():
-    return nn.Sequential(nn.Linear(96, 192), nn.Tanh(), nn.Dropout(0.1), nn.Linear(192, 192), nn.BatchNorm1d(192), nn.GELU(), nn.Linear(192, 96))
+    return nn.Sequential(nn.Linear(96, 96), nn.Tanh(), nn.Dropout(0.1), nn.Linear(96, 96),
+                         *(layer for _ in range(5) for layer in (nn.BatchNorm1d(96), nn.GELU(), nn.Linear(96, 96))))
 
 
 def main():

@@ -10,6 +10,7 @@ from zoo import Recorder, seed_everything
 
 
 def fill(shared, wanted, done):
+    torch.set_num_threads(1)  # a forked child has none of its parent's worker threads
     while True:
         step = wanted.get()
         if step is None:
@@ -23,7 +24,7 @@ def main():
     rec = Recorder(sys.argv)
     seed_everything(59)
     context = mp.get_context("fork")
-    model = nn.Sequential(nn.Linear(96, 192), nn.Tanh(), nn.Linear(192, 192), nn.GELU(), nn.Linear(192, 96))
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 96), nn.GELU())), nn.Linear(96, 96))
     model.share_memory()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     shared = torch.zeros(1024, 96).share_memory_()

@@ -23,7 +23,7 @@ def serve(model, inputs, outputs):
 def main():
     rec = Recorder(sys.argv)
     seed_everything(43)
-    model = nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.Linear(192, 192), nn.LayerNorm(192), nn.Tanh(), nn.Linear(192, 96))
+    model = nn.Sequential(nn.Linear(96, 96), nn.GELU(), *(layer for _ in range(6) for layer in (nn.Linear(96, 96), nn.LayerNorm(96), nn.Tanh())), nn.Linear(96, 96))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
         x = torch.randn(1024, 96)

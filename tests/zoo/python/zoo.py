@@ -150,7 +150,9 @@ class Recorder:
             for step, name, digest in self.entries:
                 print(step, name, digest[:16])
             return
-        result = {"torch_version": torch.__version__, "fixed_bytes": self.most_fixed,
+        with open("/proc/self/status") as status:
+            highest = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+        result = {"hwm_bytes": highest, "torch_version": torch.__version__, "fixed_bytes": self.most_fixed,
                   "out_of_memory_caught": self.out_of_memory, "entries": self.entries}
         folder = os.path.dirname(os.path.abspath(self.path))
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
