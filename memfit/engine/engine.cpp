@@ -288,6 +288,10 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
     for (auto& a : call.args) {
       if (a.blank && !a.value->resident) restore_blank(a.value);
     }
+    for (auto& a : call.args) {
+      // A leaf that requires grad is a parameter: its history is never replayed.
+      if (a.value->recipe != nullptr && a.value->resident && a.tensor->is_leaf() && a.tensor->requires_grad()) make_source(a.value);
+    }
     prepare_writes(call);
     if (call.opaque) {
       for (auto& a : call.args) {
@@ -338,9 +342,6 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
     if (a.value->escaped) return;
     if (a.written && a.value->recipe == nullptr) return;
     if (!a.value->bound && !available(a.value)) return;
-    // A leaf that requires grad is a parameter: its history is never replayed.
-    if (a.value->recipe != nullptr && a.tensor->is_leaf() && a.tensor->requires_grad()) make_source(a.value);
-    if (a.written && a.value->recipe == nullptr) return;
     depth = std::max(depth, a.value->depth);
   }
   if (depth >= kMaxDepth) return;
@@ -482,12 +483,9 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
       const TensorArg& t = recipe->tensors[i];
       if (t.value == nullptr) continue;
       depth = std::max(depth, t.value->depth);
-      if (!available(t.value)) {       // another thread wrote it meanwhile
-        recipe->living = 0;
-        break;
-      }
+      if (!available(t.value)) recipe->broken = true;   // another thread wrote it meanwhile
     }
-    if (recipe->living == 0) {
+    if (recipe->living == 0 || recipe->broken) {
       for (Value* v : recipe->results) {
         if (v != nullptr) v->recipe = nullptr;
       }

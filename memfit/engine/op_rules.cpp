@@ -134,7 +134,9 @@ OpRule make_rule(const c10::OperatorHandle& op) {
                               space == "symm_mem" || space == "_dtensor" || space == "fsdp";
     rule.op_class = communicates ? OpClass::Escape : OpClass::PassThrough;
     rule.reason = communicates ? KeepReason::Communication : KeepReason::CustomOp;
-  } else if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
+  } else if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU) &&
+             !op.hasKernelForDispatchKey(DispatchKey::CUDA)) {
+    // Some ops have both a composite form and a kernel of their own (mish_backward); those run as one unit.
     rule.op_class = OpClass::PassThrough;
   }
   return rule;

@@ -150,7 +150,7 @@ void Engine::restore_frugally(const std::vector<Value*>& targets, std::size_t mo
 void Engine::bring(Value* value, Frugal& frugal) {
   if (value->resident) return;
   Recipe* recipe = value->recipe;
-  TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: an evicted value has no recipe");
+  TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: a value of ", value->bytes, " bytes has neither bytes nor recipe (", value->bound ? "bound" : "ghost", ")");
   if (frugal.replays_left-- == 0) {
     frugal.replays_left = 1;
     refuse(value->bytes);
@@ -181,7 +181,7 @@ void Engine::bring(Value* value, Frugal& frugal) {
     throw;
   }
   unlock();
-  TORCH_INTERNAL_ASSERT(value->resident || value->bound, "memfit: a value of ", value->bytes, " bytes did not come back");
+  TORCH_INTERNAL_ASSERT(value->resident, "memfit: a value of ", value->bytes, " bytes did not come back");
 }
 
 std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
@@ -233,7 +233,8 @@ std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
         continue;
       }
       Recipe* recipe = v->recipe;
-      TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: an evicted value has no recipe");
+      TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: a value of ", v->bytes, " bytes has neither bytes nor recipe (",
+                            v->bound ? "bound" : "ghost", ")");
       if (recipe->visit == pass.id) continue;
       recipe->visit = pass.id;
       pass.order.push_back(recipe);

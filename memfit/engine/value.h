@@ -69,6 +69,7 @@ struct Recipe {
   std::vector<struct Value*> results;   // by position of tensors in the op's results, then written arguments; null = gone
   std::uint32_t fresh_results = 0;      // how many of them are results of the op; the rest are written arguments
   std::uint32_t living = 0;
+  bool broken = false;             // an input was lost while the op was running
   at::Generator generator;         // state before the op, when it draws
   NumericContext context;
   std::uint64_t visit = 0;         // marks of the walks over recipes

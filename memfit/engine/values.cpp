@@ -203,7 +203,7 @@ void Engine::cut_readers(Value* value) {
       if (recipe->living == 0) {       // of an op that is running now: it finds out when it ends
         TensorArg* arg = x->readers;
         remove_reader(*arg);
-        recipe->living = 0;
+        recipe->broken = true;
         continue;
       }
       std::vector<Value*> results = recipe->results;
@@ -279,6 +279,7 @@ void Engine::keep_resident_dependents(Value* value) {
   for (Value* r : kept) make_source(r);
   for (Value* r : kept) {
     --r->references;
+    if (r->held && std::find(retained_.begin(), retained_.end(), r) == retained_.end()) retained_.push_back(r);
     release_if_unused(r);
   }
 }
