@@ -2,7 +2,7 @@
 """Train a small GPT, character by character, on text that every PyTorch brings along: its own documentation.
 
 An ordinary PyTorch program that knows nothing of memfit. Most of its memory is activations.
-    python examples/train_text.py --steps 12
+    python examples/train_text.py --steps 8
 """
 import argparse
 import hashlib
@@ -57,7 +57,7 @@ def weights_hash(model: nn.Module) -> str:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--context", type=int, default=128)
     arguments = parser.parse_args()
