@@ -19,8 +19,13 @@ LOAD = "import pickle, sys\nwith open(sys.argv[1], 'rb') as f: pickle.load(f)"
 
 
 def timed(command, core):
+    def prepare():
+        os.sched_setaffinity(0, {core})
+        with open("/proc/self/oom_score_adj", "w") as f:  # where memory runs out, this is what goes
+            f.write("1000")
+
     start = time.perf_counter()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=prepare)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return {"seconds": time.perf_counter() - start, "cpu_seconds": usage.ru_utime + usage.ru_stime,

@@ -55,7 +55,7 @@ void run_diff(const DiffArguments& args) {
 void add_diff(CLI::App& app, Context& context) {
   auto args = std::make_shared<DiffArguments>();
   CLI::App* verb =
-      app.add_subcommand("diff", "Rank what explains the difference between the peaks of two memory snapshots");
+      app.add_subcommand("diff", "rank what explains the difference between the peaks of two memory snapshots");
   verb->add_option("BEFORE", args->before, "A memory snapshot")->required();
   verb->add_option("AFTER", args->after, "Another one")->required();
   verb->add_flag("--json", args->json, "Print JSON");

@@ -72,7 +72,7 @@ void run_explain(const ExplainArguments& args) {
 void add_explain(CLI::App& app, Context& context) {
   auto args = std::make_shared<ExplainArguments>();
   CLI::App* verb = app.add_subcommand(
-      "explain", "Say what a PyTorch memory snapshot shows and what went wrong; several files are a job's ranks");
+      "explain", "say what a PyTorch memory snapshot shows and what went wrong; several files are a job's ranks");
   verb->add_option("FILE", args->files, "Snapshots of torch.cuda.memory._dump_snapshot, pickle or JSON")->required();
   verb->add_option("--from", args->from, "First event to look at");
   verb->add_option("--to", args->to, "Event to stop before");

@@ -51,7 +51,7 @@ void run_report(const ReportArguments& args) {
 
 void add_report(CLI::App& app, Context& context) {
   auto args = std::make_shared<ReportArguments>();
-  CLI::App* verb = app.add_subcommand("report", "Write a memory snapshot as an HTML page that shows it over time");
+  CLI::App* verb = app.add_subcommand("report", "write a memory snapshot as an HTML page that shows it over time");
   verb->add_option("FILE", args->file, "A memory snapshot")->required();
   verb->add_flag("--html", args->html, "Write a page (FILE.html, or --out)");
   verb->add_option("--out", args->out, "Where to write the page");

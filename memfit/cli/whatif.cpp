@@ -75,7 +75,7 @@ void run_whatif(const WhatIfArguments& args) {
 void add_whatif(CLI::App& app, Context& context) {
   auto args = std::make_shared<WhatIfArguments>();
   CLI::App* verb =
-      app.add_subcommand("whatif", "Replay a memory snapshot under other allocator settings or on another device");
+      app.add_subcommand("whatif", "replay a memory snapshot under other allocator settings or on another device");
   verb->add_option("FILE", args->file, "A memory snapshot with history")->required();
   verb->add_flag_callback(
       "--expandable-segments", [args] { args->expandable = true; }, "With expandable segments");
