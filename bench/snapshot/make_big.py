@@ -4,7 +4,7 @@
 A training loop runs on the oracle allocator of tests/snapshot; its events are pickled one by one with the opcodes, the
 memo and the framing of Python's own pickler (the self-test compares what pickle.load gives with the plain dictionary).
 
-Usage: make_big.py --size 1GB --out big.pickle [--repeat]     |     make_big.py --self-test
+Usage: make_big.py --size 1GB --out big.pickle [--repeat] [--oom]     |     make_big.py --self-test
 """
 import argparse
 import io
@@ -15,7 +15,7 @@ import struct
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "snapshot"))
-from oracle_allocator import GIB, MIB, Allocator, Device, Settings  # noqa: E402
+from oracle_allocator import GIB, MIB, Allocator, Device, OutOfMemory, Settings  # noqa: E402
 from snapshot_writer import CPP, PYTHON_TAIL, Stacks, allocator_settings  # noqa: E402
 
 UNITS = {"MB": 10 ** 6, "GB": 10 ** 9}
@@ -208,7 +208,7 @@ def decorate(e):
     return e
 
 
-def write_big(path, size, depth=40, seed=0, events=None, repeat=False):
+def write_big(path, size, depth=40, seed=0, events=None, repeat=False, oom=False):
     job = Job(seed=seed, depth=depth)
     wanted = events or 10 ** 12
     with open(path, "wb", buffering=1 << 20) as f:
@@ -251,6 +251,14 @@ def write_big(path, size, depth=40, seed=0, events=None, repeat=False):
                     break
             elif events is None and p.written >= size:
                 break
+        if oom:  # the last request is more than the device has left
+            job.alloc.dev.total = job.alloc.dev.used + job.alloc.dev.others + 100 * MIB
+            try:
+                job.alloc.malloc(600 * MIB, 0, job.s_fwd[3][2])
+            except OutOfMemory:
+                pass
+            p.batch([decorate(e) for e in job.alloc.events])
+            count += len(job.alloc.events)
         p.buf += b"a"
         p.string("segments")
         p.value(job.alloc.segments())
@@ -287,10 +295,11 @@ if __name__ == "__main__":
     parser.add_argument("--depth", type=int, default=40)
     parser.add_argument("--out")
     parser.add_argument("--repeat", action="store_true", help="simulate until the job is steady, then repeat its steps: fast")
+    parser.add_argument("--oom", action="store_true", help="end with a request that runs out of memory")
     parser.add_argument("--self-test", action="store_true")
     a = parser.parse_args()
     if a.self_test:
         self_test()
     else:
-        n, _ = write_big(a.out, int(float(a.size[:-2]) * UNITS[a.size[-2:]]), a.depth, events=a.events, repeat=a.repeat)
+        n, _ = write_big(a.out, int(float(a.size[:-2]) * UNITS[a.size[-2:]]), a.depth, events=a.events, repeat=a.repeat, oom=a.oom)
         print(f"{a.out}: {os.path.getsize(a.out)} bytes, {n} events")
