@@ -138,6 +138,9 @@ AllocatorSettings settings_of(const trace::RecordedSettings& recorded) {
   if (recorded.expandable_segments) settings.expandable_segments = *recorded.expandable_segments;
   if (recorded.garbage_collection_threshold)
     settings.garbage_collection_threshold = *recorded.garbage_collection_threshold;
+  // A share, whatever a file says (also no number at all).
+  if (!(settings.garbage_collection_threshold > 0)) settings.garbage_collection_threshold = 0;
+  settings.garbage_collection_threshold = std::min(settings.garbage_collection_threshold, 1.0);
   std::size_t index = 0;
   for (const auto& [key, divisions] : recorded.roundup_power2_divisions) {
     std::uint64_t mib = 0;

@@ -37,7 +37,8 @@ std::uint64_t SizedDevice::reserve(std::uint64_t size) {
 
 std::uint64_t SizedDevice::span() const {
   // PyTorch reserves 1 1/8 of the card; without a limit a span that no trace fills.
-  return capacity_ >= kUnlimited ? std::uint64_t{1} << 46 : capacity_ + capacity_ / 8;
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 46;
+  return capacity_ >= kMost ? kMost : capacity_ + capacity_ / 8;
 }
 
 bool CachingAllocator::BySize::operator()(const Block* a, const Block* b) const {

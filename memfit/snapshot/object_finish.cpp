@@ -109,7 +109,7 @@ void ObjectBuilder::finish_traces(Value value) {
       bad("a device trace is not a list");
     }
     out_.devices.push_back(events);
-    if (device > 65535) bad("names more than 65,535 devices");
+    if (device > 1024) bad("names more than 1,024 devices");
   }
 }
 

@@ -429,7 +429,7 @@ void ObjectBuilder::set_segment(trace::AllocatorSegment& segment, const Value* b
     switch (key_of(item[0])) {
       case Key::device: {
         const std::int64_t device = signed_of(value, "a device index");
-        if (device < -1 || device > 65535) bad("a device index of " + std::to_string(device));
+        if (device < -1 || device > 1023) bad("a device index of " + std::to_string(device));
         segment.device = static_cast<std::int32_t>(device);
         break;
       }
