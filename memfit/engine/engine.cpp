@@ -65,7 +65,6 @@ struct Engine::Call {
     bool hidden;
     bool blank;
   };
-  const c10::OperatorHandle* op;
   const OpRule* rule;
   c10::SmallVector<Arg, 10> args;
   Recipe* recipe = nullptr;
@@ -120,7 +119,6 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   }
   const std::uint64_t t0 = detail::ticks();
   Call call;
-  call.op = &op;
   call.rule = &rule;
   call.opaque = keys.has_any(kOpaqueKeys);
   begin(call, *stack);
@@ -148,7 +146,6 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
 // A custom op may hold raw pointers to its arguments while the ops it is made of come by: they stay put meanwhile.
 void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet rest, torch::jit::Stack* stack) {
   Call call;
-  call.op = &op;
   call.rule = &rule;
   {
     std::lock_guard lock(lock_);
@@ -180,7 +177,6 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
 // Collectives read and write their tensors on threads of their own, until some later wait.
 void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet rest, torch::jit::Stack* stack) {
   Call call;
-  call.op = &op;
   call.rule = &rule;
   {
     std::lock_guard lock(lock_);
@@ -222,13 +218,16 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
     }
     if (!tensor.unsafeGetTensorImpl()->has_storage()) return;
   }
-  if (!tensor.device().is_cpu()) return;
+  if (!tensor.device().is_cpu()) {
+    call.foreign = true;
+    return;
+  }
   c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   Call::Arg entry{nullptr, &tensor, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
                   static_cast<std::int16_t>(arg), static_cast<std::int16_t>(element), written, hidden, false};
   Value* value = value_of(storage, true);
   if (value == nullptr) {
-    if (storage->_mutable_data_ptr_no_checks().get() != nullptr) call.foreign = true;
+    call.foreign = true;   // foreign memory, or no bytes at all: a recipe could not name it
     return;
   }
   entry.value = value;
@@ -346,7 +345,6 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
   }
   if (depth >= kMaxDepth) return;
   auto recipe = std::make_unique<Recipe>();
-  recipe->op = call.op;
   recipe->rule = &rule;
   recipe->sequence = sequence_;
   recipe->context = numeric_context();
@@ -425,7 +423,7 @@ void Engine::finish_writes(Call& call) {
 void Engine::finish(Call& call, const torch::jit::Stack& stack) {
   std::lock_guard lock(lock_);
   const OpRule& rule = *call.rule;
-  const std::size_t returns = call.op->schema().returns().size();
+  const std::size_t returns = call.rule->op.schema().returns().size();
   Recipe* recipe = call.recipe;
   c10::SmallVector<Value*, 8> touched;
   std::uint32_t position = 0;

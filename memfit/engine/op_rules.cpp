@@ -108,7 +108,7 @@ void note_arguments(const c10::FunctionSchema& schema, OpRule& rule) {
 
 OpRule make_rule(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
-  OpRule rule;
+  OpRule rule(op);
   rule.name = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
   rule.args = static_cast<std::uint32_t>(schema.arguments().size());
   note_arguments(schema, rule);

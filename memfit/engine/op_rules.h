@@ -28,6 +28,7 @@ enum class OpClass : std::uint8_t {
 enum class KeepReason : std::uint8_t { None, SideEffect, Nondeterministic, CustomOp, Opaque, ReadsOutside, Communication };
 
 struct OpRule {
+  c10::OperatorHandle op;        // a copy: handles given to kernels may be temporaries
   std::string name;              // with overload
   OpClass op_class = OpClass::Record;
   KeepReason reason = KeepReason::None;
@@ -42,6 +43,7 @@ struct OpRule {
   bool resizes = false;          // may change the written argument's storage (resize_, set_)
   bool has_autocast[2] = {false, false};
 
+  explicit OpRule(const c10::OperatorHandle& handle) : op(handle) {}
   bool writes_arg(std::uint32_t i) const {
     for (const std::uint32_t w : writes) if (w == i) return true;
     return false;

@@ -290,7 +290,7 @@ void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
   ContextGuard context(recipe->context, numeric_context());
   const OpRule& rule = *recipe->rule;
   if (!rule.random || rule.generator_arg >= 0) {
-    recipe->op->callBoxed(stack);
+    recipe->rule->op.callBoxed(stack);
     return;
   }
   // The kernel takes the default generator and nothing else: it gets the recorded state for the moment.
@@ -302,7 +302,7 @@ void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
     generator.set_state(recipe->generator.get_state());
   }
   try {
-    recipe->op->callBoxed(stack);
+    recipe->rule->op.callBoxed(stack);
   } catch (...) {
     std::lock_guard lock(generator.mutex());
     generator.set_state(now.get_state());
@@ -395,7 +395,7 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
         if (recipe->tensors[next].use == TensorArg::Use::InPlace || recipe->tensors[next].use == TensorArg::Use::Blank) written.push_back(t);
         elements[static_cast<std::size_t>(recipe->tensors[next].element)] = std::move(t);
       }
-      const c10::TypePtr type = recipe->op->schema().arguments()[i].type();
+      const c10::TypePtr type = recipe->rule->op.schema().arguments()[i].type();
       const c10::TypePtr list = type->kind() == c10::TypeKind::OptionalType ? type->castRaw<c10::OptionalType>()->getElementType() : type;
       if (list->castRaw<c10::ListType>()->getElementType()->kind() == c10::TypeKind::OptionalType) {
         c10::List<std::optional<at::Tensor>> optional;

@@ -59,7 +59,6 @@ struct NumericContext {
 };
 
 struct Recipe {
-  const c10::OperatorHandle* op = nullptr;
   const OpRule* rule = nullptr;
   std::uint64_t sequence = 0;      // order of execution
   std::uint64_t cost_ns = 0;       // measured
