@@ -14,17 +14,18 @@ from zoo import Recorder, seed_everything
 def main():
     rec = Recorder(sys.argv)
     seed_everything(29)
-    layers = nn.ModuleList(nn.Linear(96, 96) for _ in range(6))
+    layers = nn.ModuleList(nn.Linear(96, 96) for _ in range(12))
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.05)
     for step in range(4):
-        x = torch.randn(1024, 96)
-        noise = torch.empty(1024, 96)
+        x = torch.randn(640, 96)
+        noise = torch.empty(640, 96)
         address = noise.data_ptr()
-        h = torch.tanh(layers[0](x))
+        h = early = torch.tanh(layers[0](x))
         shared = numpy.from_dlpack(h.detach())
-        capsule = dlpack.to_dlpack(layers[1](h).detach())
+        other = layers[1](h).detach()
+        capsule = dlpack.to_dlpack(other)
         h = torch.relu(layers[2](h))
-        for index in range(3):
+        for index in range(9):
             h = F.gelu(layers[3 + index](h))
         row = (ctypes.c_float * 96).from_address(address)
         for index in range(96):
@@ -42,7 +43,7 @@ def main():
         rec.add(step, "shared", shared.tobytes()[:4096])
         rec.add(step, "again", again)
         rec.module(step, layers)
-        rec.fixed_bytes(layers, optimizer, x)
+        rec.fixed_bytes(layers, optimizer, x, noise, other, early.detach(), h.detach())  # looked at raw
         optimizer.step()
     rec.module(step, layers)
     rec.finish()

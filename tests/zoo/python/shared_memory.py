@@ -25,7 +25,7 @@ def main():
     seed_everything(59)
     context = mp.get_context("fork")
     model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(96, 96), nn.Tanh(), nn.Linear(96, 96), nn.GELU())), nn.Linear(96, 96))
-    model.share_memory()
+    model[0].share_memory()  # one layer only: another process might write it
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     shared = torch.zeros(1024, 96).share_memory_()
     wanted, done = context.Queue(), context.Queue()
