@@ -86,6 +86,7 @@ struct DeviceTimeline {
 
   std::uint64_t violation_count = 0;
   std::vector<Violation> violations;  // the first 20
+  bool shows_segments = true;         // false: the file lists none for this device, so reserved is what events tell
   bool completes_on_request = false;  // the recording has no free_completed events
 
   const trace::AllocatorEvent& event(std::uint32_t i) const { return snapshot->events[first + i]; }

@@ -55,6 +55,7 @@ json device_json(const analysis::DeviceExplanation& d) {
            {"stuck_bytes", d.at_end.stuck},
            {"oom_events", d.oom_count},
            {"retries", d.retries},
+           {"shows_segments", t.shows_segments},
            {"steps", d.steps.size()}};
   out["peak_event"] = d.peak_event == kNever ? json(nullptr) : json(d.peak_event);
   if (d.capacity) out["capacity_bytes"] = *d.capacity;
@@ -95,6 +96,8 @@ void device_text(const analysis::DeviceExplanation& d, std::string& text) {
     if (d.from != 0 || d.to != t.count) text += fmt::format(", within events {} to {}", d.from, d.to);
     text += fmt::format("; {} events left out\n", d.left_out);
   }
+  if (!t.shows_segments)
+    text += "  the file lists no segments for this device: what is reserved is known as far as the events tell it\n";
   if (t.unrecorded > 0) {
     const char* why = t.reason == analysis::UnrecordedReason::Overflow ? "the ring lost the events (raise max_entries)"
                       : t.reason == analysis::UnrecordedReason::NotRecording ? "recording was not on yet"

@@ -134,6 +134,30 @@ def block_sizes(a):
     return sizes
 
 
+def parts_missing(tmp):
+    a = recorded(training(steps=4))
+    path = os.path.join(tmp, "m.pickle")
+    snap = snapshot([a], a.set)
+    write(snap, path)
+    whole = data("explain", path)
+    for name, change in (("segments", {"segments": []}), ("settings", {"allocator_settings": {}}), ("annotations", {"external_annotations": []})):
+        write(dict(snap, **change), path)
+        got = data("explain", path)["devices"][0]
+        expect(got["peak_allocated_bytes"] == whole["devices"][0]["peak_allocated_bytes"] and not got["violations"], f"without {name} the peak is the same")
+    cut = snapshot([a], a.set, keep_last=300)
+    write(dict(cut, segments=[]), path)
+    got = data("explain", path)["devices"][0]
+    expect(not got["shows_segments"] and not got["violations"] and sum(o["bytes"] for o in got["owners_at_peak"]) == got["peak_allocated_bytes"],
+           "a cut history without segments still adds up")
+    for s in snap["segments"]:
+        s.pop("blocks")
+    write(snap, path)
+    got = data("explain", path)["devices"][0]
+    expect(got["peak_allocated_bytes"] == whole["devices"][0]["peak_allocated_bytes"], "segments without blocks give what they can")
+    write({"device_traces": snap["device_traces"]}, path)
+    expect(data("explain", path)["devices"][0]["events"] == len(a.events), "traces alone are read")
+
+
 def ranks_and_diff(tmp):
     paths = []
     for r in range(4):
@@ -240,6 +264,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         forms(tmp)
         windows(tmp)
+        parts_missing(tmp)
         ranks_and_diff(tmp)
         page(tmp)
         bad_inputs(tmp)
