@@ -286,6 +286,13 @@ void attach_engine(const char* torch_library) {
   if (outcome == kStaysPassive) return;
   if (outcome != kIsAttached) refuse(outcome, *message != '\0' ? message : "the engine refused without a reason");
   if (auto status = reinterpret_cast<StatusFunction>(dlsym(engine, "memfit_run_status"))) status_page = status();
+  // A limit is held or it is not called a limit.
+  const char* memory = getenv(kMemory);
+  if (memory != nullptr && *memory != '\0' && status_page != nullptr && status_page->limit_memory_bytes.load() == 0) {
+    refuse(2,
+           "--memory: this build's engine does not hold resident memory. Use --tensor-memory instead, for example "
+           "--tensor-memory 512MiB.");
+  }
   remember_attached();
 }
 

@@ -1,6 +1,7 @@
 // Stands for the engine: attaches as the environment tells it and writes what happened, line by line, to the file
 // $FAKE_LOG.
 //   FAKE_ATTACH      what memfit_attach returns (0)
+//   FAKE_NO_MEMORY_LIMIT   the engine takes no notice of MEMFIT_MEMORY
 //   FAKE_OPS, FAKE_REFUSED_AT   counters of the status page: ops in all, and ops at the last refusal (none)
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -50,6 +51,7 @@ extern "C" int memfit_attach(char* message, size_t capacity) {
   if (const char* rank = getenv("RANK")) page->rank = atoll(rank);
   memfit::trace::set_text(page->torch_version, "0.0.0");
   memfit::trace::set_text(page->device, "fake");
+  page->limit_memory_bytes.store(getenv("FAKE_NO_MEMORY_LIMIT") == nullptr ? number("MEMFIT_MEMORY", 0) : 0);
   page->attached.store(1);
   page->peak_bytes.store(150 << 20);
   page->unlimited_peak_bytes.store(300 << 20);
