@@ -39,6 +39,7 @@ class ControlFlow(nn.Module):
             if bool(x.mean() > 0.0):
                 x = F.dropout(x, 0.1, self.training)
             else:
+                x = x.clone()
                 x[:, ::2] *= 0.5
             kept.append(x)
         return self.head(torch.stack(kept).mean(0))

@@ -228,8 +228,8 @@ ZOO(gan) {
     rec.add(step, "loss_d", loss_d);
     rec.module(step, *critic, "critic");
     std::vector<Tensor> fixed = critic->parameters();
-    fixed.insert(fixed.end(), critic->parameters().begin(), critic->parameters().end());
-    zoo::record_step(rec, step, loss_g, generator, optim_g, {real, noise}, 2);
+    fixed.insert(fixed.end(), {real, noise});
+    zoo::record_step(rec, step, loss_g, generator, optim_g, fixed, 2);
     rec.optimizer(step, optim_d, "optim_d");
   }
 }
