@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 # exec: the closing lines are ctest's own, and so is the exit status.
-exec ctest --test-dir build --output-on-failure --parallel "$(nproc)" "$@"
+# Slow tests (label slow) run only when asked for: ctest --test-dir build -L slow.
+exec ctest --test-dir build --output-on-failure -LE slow --parallel "$(nproc)" "$@"

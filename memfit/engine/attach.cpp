@@ -49,6 +49,8 @@ int attach(std::string& message) {
   }
   const std::string tensor_text = variable("MEMFIT_TENSOR_MEMORY");
   const Bytes limit = tensor_text.empty() ? Bytes() : parse_size(tensor_text, "MEMFIT_TENSOR_MEMORY");
+  const std::string memory_text = variable("MEMFIT_MEMORY");
+  const Bytes memory = memory_text.empty() ? Bytes() : parse_size(memory_text, "MEMFIT_MEMORY");
   status = trace::create_run_status(variable("MEMFIT_STATUS_DIR"));
   if (status == nullptr) throw Error(ExitStatus::Failed, fmt::format("MEMFIT_STATUS_DIR: no status file can be made in \"{}\": {}", variable("MEMFIT_STATUS_DIR"), std::strerror(errno)));
   if (rank != "-") status->rank = std::atoll(rank.c_str());
@@ -59,6 +61,20 @@ int attach(std::string& message) {
   engine.start(variable("MEMFIT_DOOR"), variable("MEMFIT_VERIFY") == "1", status);
   trace::set_text(status->door, name_of(engine.door()));
   engine.set_limit(limit.count());
+  if (memory.count() != 0) {
+    status->limit_memory_bytes = memory.count();
+    const Bytes fixed = device::resident_memory();
+    if (memory <= fixed) {
+      throw Error(ExitStatus::DoesNotFit, fmt::format("--memory: {} is below what the program takes without any tensor, {} so far. "
+                                                      "Give it more than that, for example --memory {}MiB.",
+                                                      format_bytes(memory), format_bytes(fixed), fixed.count() * 3 / 2 / (1 << 20)));
+    }
+    engine.set_memory_limit(memory.count());
+    using SetAllocHook = void (*)(void (*)(std::size_t));
+    if (auto set = reinterpret_cast<SetAllocHook>(dlsym(RTLD_DEFAULT, "memfit_preload_set_large_alloc_hook"))) {
+      set([](std::size_t bytes) { Engine::instance().before_other_memory(bytes); });
+    }
+  }
   cover_thread(true);
   using SetThreadHook = void (*)(void (*)());
   if (auto set = reinterpret_cast<SetThreadHook>(dlsym(RTLD_DEFAULT, "memfit_preload_set_thread_hook"))) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "memfit/device/address_space.h"
+#include "memfit/device/process_memory.h"
 #include "memfit/engine/detail/ticks.h"
 #include "memfit/engine/out_of_budget.h"
 
@@ -25,6 +26,8 @@ namespace {
 // Longest chain of recipes: beyond it a value is kept. Bounds bookkeeping and recursion in loops that never end.
 constexpr std::uint32_t kMaxDepth = 2048;
 constexpr std::size_t kMaxRecipes = 4'000'000;
+// Resident bytes kept free under a memory limit for what grows unannounced: small heap blocks, stacks, page tables.
+constexpr std::uint64_t kMemoryMargin = std::uint64_t{12} << 20;
 // Results below this are cheaper kept than recorded.
 constexpr std::uint64_t kMinRecordedBytes = 128;
 
@@ -92,17 +95,73 @@ void Engine::start(const std::string& door, bool verify, trace::RunStatus* statu
   allocator_.install();
   device::install_fault_handler([](void* address) { return Engine::instance().raw_fault(address); });
   started_ = true;
+  // MKL's vector math sets itself up at its first call; made by two threads at once, one of them may compute in low
+  // accuracy, and then the original differs from its replay. One small call first settles it.
+  at::sin(at::zeros({8}));
 }
 
 std::uint64_t Engine::set_limit(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
-  limited_ = bytes != 0;
-  return allocator_.set_limit(bytes);
+  const std::uint64_t old = tensor_limit_;
+  tensor_limit_ = bytes;
+  apply_limits();
+  return old;
+}
+
+void Engine::set_memory_limit(std::uint64_t bytes) {
+  std::lock_guard lock(lock_);
+  memory_limit_ = bytes;
+  other_memory_ = 0;
+  apply_limits();
+}
+
+// Resident bytes that are not tensors. Tensors that were never touched make it look smaller than it is, so the highest
+// reading counts.
+std::uint64_t Engine::measure_other() noexcept {
+  const std::uint64_t resident = device::resident_memory().count();
+  const memory::Ledger& ledger = allocator_.ledger();
+  const std::uint64_t tensors = ledger.live + ledger.cached;
+  other_memory_ = std::max(other_memory_, resident > tensors ? resident - tensors : 0);
+  return resident;
+}
+
+void Engine::apply_limits() noexcept {
+  std::uint64_t limit = tensor_limit_;
+  if (memory_limit_ != 0) {
+    measure_other();
+    const std::uint64_t taken = other_memory_ + kMemoryMargin;
+    // One byte is no limit that anything fits in: the next request is refused, with the numbers.
+    const std::uint64_t rest = memory_limit_ > taken ? memory_limit_ - taken : 1;
+    limit = limit == 0 ? rest : std::min(limit, rest);
+    if (status_ != nullptr) status_->fixed_cost_bytes = other_memory_;
+  }
+  limited_ = limit != 0;
+  allocator_.set_limit(limit);
+  const memory::Ledger& ledger = allocator_.ledger();
+  if (limit != 0 && ledger.live + ledger.cached > limit) allocator_.trim(limit > ledger.live ? limit - ledger.live : 0);
+}
+
+void Engine::before_other_memory(std::uint64_t bytes) noexcept {
+  std::lock_guard lock(lock_);
+  // The engine's own bookkeeping: it is in the middle of something.
+  if (lock_.depth() > 1 && detail::thread_state.in_op == 0) return;
+  if (memory_limit_ == 0 || forked_) return;
+  const std::uint64_t resident = measure_other();
+  if (resident + bytes + kMemoryMargin <= memory_limit_) return;
+  std::uint64_t missing = resident + bytes + kMemoryMargin - memory_limit_;
+  missing -= std::min(missing, allocator_.trim(allocator_.ledger().cached > missing ? allocator_.ledger().cached - missing : 0));
+  if (missing == 0) return;
+  try {
+    make_room(missing);
+  } catch (...) {
+    // What could not be evicted stays; the request itself is not ours to refuse.
+  }
+  allocator_.trim(0);
 }
 
 void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, DispatchKeySet rest, torch::jit::Stack* stack) {
   const OpRule& rule = rule_of(op);
-  const bool careful = limited_.load(std::memory_order_relaxed) || (forked_ && evicted_count_ != 0);
+  const bool careful = limited_.load(std::memory_order_relaxed) || evicted_count_ != 0;   // evicted ones outlive the limit
   if (must_pass(rule, keys)) {
     if (careful && rule.reason == KeepReason::CustomOp) return run_locked(op, rule, rest, stack);
     op.redispatchBoxed(rest, stack);
@@ -110,6 +169,10 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   }
   const std::uint64_t count = ops_.fetch_add(1, std::memory_order_relaxed);
   if (status_ != nullptr && (count & 63) == 0) publish();
+  if (memory_limit_ != 0 && (count & 15) == 0 && !forked_) {
+    std::lock_guard lock(lock_);
+    apply_limits();
+  }
   if (rule.op_class == OpClass::Escape && careful) return run_escaping(op, rule, rest, stack);
   c10::impl::ExcludeDispatchKeyGuard outermost(door_key());
   if (!careful || rule.op_class == OpClass::View) {
@@ -576,7 +639,7 @@ void Engine::publish() noexcept {
 
 void Engine::after_fork_in_child() {
   // The lock was taken by the forking thread in the parent; here it is a new one.
-  new (&lock_) std::recursive_mutex();
+  new (&lock_) memory::Lock();
   forked_ = true;
   limited_ = false;
   status_ = nullptr;

@@ -43,6 +43,11 @@ class Engine final : public memory::MemoryPressure {
   void start(const std::string& door, bool verify, trace::RunStatus* status);
   /// Tensor byte limit, 0 for none. Returns the old one.
   std::uint64_t set_limit(std::uint64_t bytes);
+  /// Limit of the process's resident memory, 0 for none: what is not tensors is measured as the program runs, the rest
+  /// is the tensors' budget.
+  void set_memory_limit(std::uint64_t bytes);
+  /// `bytes` of memory that is no tensor are about to be taken: tensors make room. Never throws.
+  void before_other_memory(std::uint64_t bytes) noexcept;
   bool started() const { return started_; }
   bool has_evicted() const { return evicted_count_ != 0; }
   std::uint64_t ops() const { return ops_.load(std::memory_order_relaxed); }
@@ -93,6 +98,7 @@ class Engine final : public memory::MemoryPressure {
   Value* new_value(std::uint64_t bytes);
   void bind(Value* value, memory::Block* block, c10::StorageImpl* storage);
   void unbind(Value* value);
+  void mark_unused(Value* value);
   void release_if_unused(Value* value);
   void drain_unused();
   void add_reader(TensorArg& arg, Recipe* recipe, Value* value);
@@ -137,7 +143,7 @@ class Engine final : public memory::MemoryPressure {
   void note_random_thread(const OpRule& rule);
 
   memory::CpuAllocator& allocator_;
-  std::recursive_mutex& lock_;
+  memory::Lock& lock_;
   bool started_ = false;
   bool verify_ = false;
   bool forked_ = false;
@@ -162,6 +168,11 @@ class Engine final : public memory::MemoryPressure {
   std::unordered_set<Recipe*> threadbound_;   // random ops whose kernel takes the default generator
   std::uint64_t random_thread_ = 0;
   bool several_random_threads_ = false;
+  std::uint64_t tensor_limit_ = 0;
+  std::uint64_t memory_limit_ = 0;
+  std::uint64_t other_memory_ = 0;            // highest resident bytes seen that are not tensors
+  std::uint64_t measure_other() noexcept;
+  void apply_limits() noexcept;
   int attempts_ = 0;                          // above 0: a refusal is not final
   std::size_t last_region_ = 0;
 };

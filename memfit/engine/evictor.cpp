@@ -156,10 +156,12 @@ void Engine::refuse(std::uint64_t bytes) {
   const std::string text = fmt::format(
       "memfit: {} asked for {} in op {}, and it does not fit. Limit {} = live {} + headroom {}; of what is live {} could be "
       "made again and has been or is in use now, the rest is parameters, state, inputs and what was written by hand. "
-      "Largest holders: {}. The smallest limit that gets past this point is about {}: --tensor-memory {}B.",
+      "{}Largest holders: {}. The smallest limit that gets past this point is about {}: --tensor-memory {}B.",
       memory::set_current_op(""), format_bytes(Bytes(bytes)), sequence_, format_bytes(Bytes(allocator_.limit())),
       format_bytes(Bytes(ledger.live)), format_bytes(Bytes(allocator_.limit()) - Bytes(ledger.live)),
-      format_bytes(Bytes(evictable_bytes)), holders, format_bytes(least), least.count());
+      format_bytes(Bytes(evictable_bytes)),
+      memory_limit_ == 0 ? "" : fmt::format("Of --memory {}, {} are not tensors. ", format_bytes(Bytes(memory_limit_)), format_bytes(Bytes(other_memory_))),
+      holders, format_bytes(least), least.count());
   if (status_ != nullptr) {
     status_->least_limit_bytes = least.count();
     status_->ops_at_last_refusal = ops_.load();

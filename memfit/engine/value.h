@@ -91,6 +91,7 @@ struct Value {
   std::uint64_t visit = 0;
   std::uint32_t pass_uses = 0;                         // uses left in the running replay pass
   bool in_pass = false;                                // met by the running replay pass
+  bool listed_unused = false;
   bool pass_locked = false;
   bool queued = false;                                 // in the evictor's queue
   bool bound = false;

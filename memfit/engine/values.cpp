@@ -128,7 +128,7 @@ void Engine::remove_reader(TensorArg& arg) {
   }
   if (arg.next != nullptr) arg.next->previous = arg.previous;
   arg.value = nullptr;
-  if (value->readers == nullptr && !value->bound && value->references == 0 && value->locks == 0) unused_.push_back(value);
+  if (value->readers == nullptr && !value->bound && value->references == 0 && value->locks == 0) mark_unused(value);
 }
 
 void Engine::destroy(Recipe* recipe) {
@@ -138,9 +138,16 @@ void Engine::destroy(Recipe* recipe) {
   delete recipe;
 }
 
+// A value is listed once, or it would be deleted twice.
+void Engine::mark_unused(Value* value) {
+  if (value->listed_unused) return;
+  value->listed_unused = true;
+  unused_.push_back(value);
+}
+
 void Engine::release_if_unused(Value* value) {
   if (value->bound || value->references != 0 || value->locks != 0 || value->readers != nullptr) return;
-  unused_.push_back(value);
+  mark_unused(value);
   drain_unused();
 }
 
@@ -151,6 +158,7 @@ void Engine::drain_unused() {
   while (!unused_.empty()) {
     Value* value = unused_.back();
     unused_.pop_back();
+    value->listed_unused = false;
     if (value->bound || value->references != 0 || value->locks != 0 || value->readers != nullptr) continue;
     if (value->held) {
       if (value->block != nullptr) value->block->value = nullptr;
@@ -216,16 +224,14 @@ void Engine::cut_readers(Value* value) {
           ++r->references;
           lost.push_back(r);
         } else if (!r->bound) {
-          unused_.push_back(r);
+          mark_unused(r);
         }
       }
       destroy(recipe);
     }
     --x->references;
-    if (!x->bound && x->references == 0 && x->locks == 0) unused_.push_back(x);
+    if (!x->bound && x->references == 0 && x->locks == 0) mark_unused(x);
   }
-  std::sort(unused_.begin(), unused_.end());
-  unused_.erase(std::unique(unused_.begin(), unused_.end()), unused_.end());
   drain_unused();
 }
 

@@ -1,5 +1,7 @@
 #include "memfit/memory/cpu_allocator.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -40,7 +42,16 @@ CpuAllocator::CpuAllocator() {
   live_head_.prev = live_head_.next = &live_head_;
 }
 
-void CpuAllocator::install() { c10::SetAllocator(c10::kCPU, this, /*priority=*/100); }
+void CpuAllocator::install() {
+  c10::SetAllocator(c10::kCPU, this, /*priority=*/100);
+  // A thread may be in the middle of an allocation when another one forks: the child must not find the lock taken.
+  static const int registered = pthread_atfork([] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); }, [] {
+    // It is held by a thread of the parent, whose number this one has not got: only a new one can be used.
+    new (&instance().lock_) Lock();
+    instance().detach_after_fork();
+  });
+  TORCH_CHECK(registered == 0, "memfit: pthread_atfork failed");
+}
 
 void CpuAllocator::copy_data(void* destination, const void* source, std::size_t count) const {
   default_copy_data(destination, source, count);
@@ -86,6 +97,7 @@ Block* CpuAllocator::take(std::uint64_t bytes) {
   ++ledger_.allocations;
   const bool large = round_up(bytes + sizeof(Block), 64) >= kLarge;
   const std::uint64_t capacity = round_up(bytes + sizeof(Block), large ? device::page_bytes() : 64);
+  if (failures_left_ != 0 && is_to_fail()) refuse(bytes);
   if (limit_ != 0 && ledger_.live + bytes > limit_) make_way(bytes);
   Block* block = large ? take_large(capacity) : take_small(capacity);
   block->capacity = capacity;
@@ -113,9 +125,28 @@ void CpuAllocator::make_way(std::uint64_t bytes) {
     if (pressure_ == nullptr || bytes > limit_) break;
     if (!pressure_->make_room(missing)) break;
   }
-  if (ledger_.live + bytes <= limit_) return;
+  if (ledger_.live + bytes > limit_) refuse(bytes);
+}
+
+void CpuAllocator::refuse(std::uint64_t bytes) {
   if (pressure_ != nullptr) pressure_->refuse(bytes);
   throw std::bad_alloc();
+}
+
+void CpuAllocator::fail_after(std::uint64_t allocations, std::uint64_t failures) {
+  std::lock_guard lock(lock_);
+  succeed_first_ = allocations;
+  failures_left_ = failures;
+}
+
+bool CpuAllocator::is_to_fail() {
+  if (succeed_first_ > 0) {
+    --succeed_first_;
+    return false;
+  }
+  --failures_left_;
+  ++injected_failures_;
+  return true;
 }
 
 void CpuAllocator::note_live() {
@@ -145,6 +176,8 @@ void CpuAllocator::give(Block* block) noexcept {
   }
   ledger_.cached = small_cached_ + pool_.warm();
   keep_under(ceiling(0));
+  // A cached block counts in full, a live one as requested: freeing may hold a few bytes more than before.
+  ledger_.peak = std::max(ledger_.peak, ledger_.live + ledger_.cached);
 }
 
 /// Give back cached memory until live + cached is at most `top`.
@@ -194,6 +227,9 @@ std::uint64_t CpuAllocator::trim(std::uint64_t keep) noexcept {
 
 void CpuAllocator::adopt(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
+  if (failures_left_ != 0 && is_to_fail()) refuse(bytes);
+  if (limit_ != 0 && ledger_.live + bytes > limit_) make_way(bytes);
+  keep_under(ceiling(bytes) - bytes);
   ledger_.live += bytes;
   program_grew(bytes);
   note_live();
@@ -232,6 +268,15 @@ std::vector<CpuAllocator::Holder> CpuAllocator::holders_at_peak() const {
   std::lock_guard lock(lock_);
   if (holders_stale_) const_cast<CpuAllocator*>(this)->note_holders();
   return holders_;
+}
+
+void CpuAllocator::reset_peaks() {
+  std::lock_guard lock(lock_);
+  ledger_.peak = ledger_.live + ledger_.cached;
+  ledger_.peak_live = ledger_.live;
+  ledger_.peak_program = ledger_.program;
+  holders_peak_ = 0;
+  holders_stale_ = true;
 }
 
 void CpuAllocator::detach_after_fork() { limit_ = 0; }

@@ -19,6 +19,25 @@
 
 namespace memfit::memory {
 
+/// A recursive lock that knows how deep its owner is in.
+class Lock {
+ public:
+  void lock() {
+    mutex_.lock();
+    ++depth_;
+  }
+  void unlock() {
+    --depth_;
+    mutex_.unlock();
+  }
+  /// Only for the owner.
+  int depth() const { return depth_; }
+
+ private:
+  std::recursive_mutex mutex_;
+  int depth_ = 0;
+};
+
 /// What the allocator asks of the one who can free tensors. Called with the lock held.
 class MemoryPressure {
  public:
@@ -61,14 +80,14 @@ class CpuAllocator final : public c10::Allocator {
   void set_pressure(MemoryPressure* pressure) { pressure_ = pressure; }
 
   /// The lock of ledger, blocks and engine. Recursive.
-  std::recursive_mutex& lock() { return lock_; }
+  Lock& lock() { return lock_; }
   const Ledger& ledger() const { return ledger_; }
 
   /// Allocate a block as `allocate` does. Returns nullptr for 0 bytes. Throws: what MemoryPressure::refuse throws.
   Block* take(std::uint64_t bytes);
   /// Free a block, into the cache if there is room. The storage's owner must be done with it.
   void give(Block* block) noexcept;
-  /// Count memory that another allocator owns as live, or no longer.
+  /// Count memory that another allocator owns as live, or no longer. Throws like `take` when it does not fit.
   void adopt(std::uint64_t bytes);
   void disown(std::uint64_t bytes) noexcept;
   /// Storages of the program that are evicted keep counting in Ledger::program.
@@ -84,8 +103,22 @@ class CpuAllocator final : public c10::Allocator {
   };
   /// The largest live blocks when the peak was last set (within 0.5 % of it), largest first.
   std::vector<Holder> holders_at_peak() const;
-  /// In a forked child: no limit, no pressure, same blocks.
+  /// Peaks start anew from what is held now.
+  void reset_peaks();
+  /// Calls `visit(block)` for each live block, with the lock held.
+  template <class Visit>
+  void for_each_live(Visit visit) {
+    std::lock_guard lock(lock_);
+    for (Block* b = live_head_.next; b != &live_head_; b = b->next) visit(b);
+  }
+  /// In a forked child: no limit, same blocks.
   void detach_after_fork();
+
+  /// For tests only: `allocations` more requests succeed, the `failures` after them are refused as if they did not
+  /// fit, then all is as usual. fail_after(0, 0) calls it off.
+  void fail_after(std::uint64_t allocations, std::uint64_t failures = 1);
+  /// Requests refused by fail_after so far.
+  std::uint64_t injected_failures() const { return injected_failures_; }
 
   static void delete_block(void* data);
   void check_invariants() const;
@@ -99,8 +132,10 @@ class CpuAllocator final : public c10::Allocator {
   std::uint64_t ceiling(std::uint64_t bytes) const;
   void note_live();
   void note_holders();
+  [[noreturn]] void refuse(std::uint64_t bytes);
+  bool is_to_fail();
 
-  mutable std::recursive_mutex lock_;
+  mutable Lock lock_;
   Ledger ledger_;
   std::uint64_t limit_ = 0;
   MemoryPressure* pressure_ = nullptr;
@@ -112,6 +147,9 @@ class CpuAllocator final : public c10::Allocator {
   std::uint64_t holders_peak_ = 0;
   bool holders_stale_ = false;
   std::vector<Holder> holders_;
+  std::uint64_t succeed_first_ = 0;               // fail_after
+  std::uint64_t failures_left_ = 0;
+  std::uint64_t injected_failures_ = 0;
 };
 
 /// Name of the op that the calling thread is running, for blocks it allocates. Returns the old one.
