@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -48,17 +49,21 @@ class Mode:
             command = [self.memfit, "run", *limit, "--report", self.stem + ".json", "--", *command]
         with open(self.stem + ".err", "w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                                            env=dict(os.environ, OMP_NUM_THREADS=str(THREADS)))
+                                            start_new_session=True, env=dict(os.environ, OMP_NUM_THREADS=str(THREADS)))
         self.read(120)
 
     def read(self, seconds):
         if not select.select([self.process.stdout], [], [], seconds)[0]:
-            self.process.kill()
+            self.stop()
             raise Ended(f"no answer in {seconds} s")
         line = self.process.stdout.readline()
         if not line:
             raise Ended("ended")
         return json.loads(line)
+
+    def stop(self):
+        """Ends the process and its children: memfit's program must not outlive memfit."""
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     def step(self, seconds=30):
         before = busy_seconds()
@@ -79,7 +84,7 @@ class Mode:
         try:
             self.status = self.process.wait(60)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.stop()
             self.status = self.process.wait()
         if os.path.exists(self.stem + ".json"):
             with open(self.stem + ".json") as file:
@@ -122,11 +127,14 @@ def busy_seconds():
 def peak_of(model, way, memfit, folder):
     """The peak of two steps without a limit, in bytes."""
     mode = Mode(f"peak of {way}", way, memfit=memfit)
-    mode.start(model, folder)
-    mode.step()
-    mode.step()
+    try:
+        mode.start(model, folder)
+        mode.step()
+        mode.step()
+    except Ended as why:
+        print(f"  {mode.name}: {why}", flush=True)
     mode.end()
-    if not mode.report or mode.report["unlimited_peak_bytes"] is None:
+    if mode.status or not mode.report or mode.report["unlimited_peak_bytes"] is None:
         sys.exit(f"drive.py: memfit gave no peak for {model} {way}: {mode.error}")
     return mode.report["unlimited_peak_bytes"]
 
@@ -206,6 +214,7 @@ def arguments():
     parser.add_argument("--limits", help="comma-separated: fractions of eager's peak, or sizes like 94MiB")
     parser.add_argument("--compile", action="store_true", help="torch.compile too; slow to start")
     parser.add_argument("--memfit", default=os.path.join(ROOT, "build/bin/memfit"))
+    parser.add_argument("--remark", help="kept with the results and printed under the table")
     parser.add_argument("--out")
     args = parser.parse_args()
     args.limits = args.limits or LIMITS.get(args.model, "0.5")
@@ -235,7 +244,7 @@ def main():
     rows = [mode.row(args.warm_ups, modes[0]) for mode in modes]
     result = {"model": args.model, "date": began, "machine": machine(), "torch_version": torch.__version__, "threads": THREADS,
               "warm_ups": args.warm_ups, "eager_peak_bytes": peaks["eager"], "checkpoint_peak_bytes": peaks["checkpoint"],
-              "modes": rows}
+              "remark": args.remark, "load_average": os.getloadavg(), "modes": rows}
     with open(args.out, "w") as file:
         json.dump(result, file, indent=1)
         file.write("\n")

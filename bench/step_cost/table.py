@@ -55,7 +55,8 @@ def table(results):
     machine = first["machine"]
     lines += ["", f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_bytes'] / 2**30:.0f} GiB; torch {first['torch_version']}, "
               f"{first['threads']} threads; {when}. Evictions, recompute and search are of all steps of a run, warm-ups included."]
-    return "\n".join(lines)
+    lines += ["", *(f"{result['model']}: {result['remark']}" for result in results if result.get("remark"))]
+    return "\n".join(lines).rstrip()
 
 
 def put_into(path, text):
