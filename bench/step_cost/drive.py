@@ -162,8 +162,8 @@ def attempt(mode, action, *arguments):
         action(*arguments)
         return True
     except Ended as why:
-        mode.error = str(why)
         mode.end()
+        mode.error = f"{why}: {mode.error}" if mode.error else str(why)
         print(f"  {mode.name}: {why}, exit {mode.status}: {(mode.error or '')[-200:]}", flush=True)
         return False
 
