@@ -22,6 +22,12 @@ function(memfit_use_torch TARGET SCOPE)
   target_link_libraries(${TARGET} ${SCOPE} ${TORCH_LIBRARIES})
   # The wheel ships fmt headers of a version of its own, in front of Debian's: take them without a library.
   target_compile_definitions(${TARGET} PRIVATE FMT_HEADER_ONLY)
+  get_target_property(type ${TARGET} TYPE)
+  if(type STREQUAL EXECUTABLE)
+    # -fPIE would not match the precompiled header, and every executable would read torch's headers again.
+    set_target_properties(${TARGET} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${TARGET} PRIVATE -fPIC)
+  endif()
   if(NOT MEMFIT_SANITIZE)
     target_precompile_headers(${TARGET} REUSE_FROM memfit_torch_pch)
   endif()

@@ -1,6 +1,7 @@
 // The preload library's way in: environment variables to a running engine.
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <torch/version.h>
 #include <pthread.h>
 #include <unistd.h>
 

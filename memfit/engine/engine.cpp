@@ -213,8 +213,8 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
   {
     std::lock_guard lock(lock_);
     ++sequence_;
-    collect(call, *stack);
     try {
+      collect(call, *stack);
       std::vector<Value*> missing;
       for (const auto& a : call.args) {
         if (a.value != nullptr && !a.value->resident) missing.push_back(a.value);
@@ -244,8 +244,8 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
   {
     std::lock_guard lock(lock_);
     ++sequence_;
-    collect(call, *stack);
     try {
+      collect(call, *stack);
       for (const auto& a : call.args) {
         if (a.value == nullptr || a.value->escaped) continue;
         if (auto storage = a.value->binding.lock()) raw_access(storage.get());
@@ -335,8 +335,8 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
   ++sequence_;
   const OpRule& rule = *call.rule;
   if (rule.random) note_random_thread(rule);
-  collect(call, stack);
   try {
+    collect(call, stack);
     std::vector<Value*> missing;
     for (auto& a : call.args) {
       if (a.written && rule.overwrites) {
@@ -601,20 +601,30 @@ void Engine::note_random_thread(const OpRule& rule) {
   several_random_threads_ = true;
   const auto bound = threadbound_;
   for (Recipe* recipe : bound) {
+    if (threadbound_.count(recipe) == 0) continue;   // gone with one before it
     for (std::size_t i = 0; i < recipe->results.size(); ++i) {
       Value* v = recipe->results[i];
       if (v == nullptr) continue;
       if (!v->resident && v->bound) restore(v);
       if (!v->resident) before_content_is_lost(v, false);
+      if (threadbound_.count(recipe) == 0) break;
     }
   }
   for (Recipe* recipe : bound) {
     if (threadbound_.count(recipe) == 0) continue;
     const auto results = recipe->results;
     for (Value* v : results) {
+      if (v != nullptr) ++v->references;
+    }
+    for (Value* v : results) {
       if (v == nullptr) continue;
       if (!v->resident) cut_readers(v);
       make_source(v);
+    }
+    for (Value* v : results) {
+      if (v == nullptr) continue;
+      --v->references;
+      release_if_unused(v);
     }
   }
 }

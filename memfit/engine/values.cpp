@@ -82,6 +82,7 @@ Value* Engine::value_of(c10::StorageImpl* storage, bool create) {
   if (deleter == &delete_adopted) return static_cast<Adopted*>(context)->value;
   if (deleter == &delete_stood_in) return static_cast<StoodIn*>(context)->value;
   if (!create || deleter != default_deleter() || data.get() != context) return nullptr;
+  allocator_.adopt(storage->nbytes());   // throws when it does not fit, and then nothing has changed
   Value* value = new_value(storage->nbytes());
   value->outside = value->bound = value->resident = true;
   value->binding = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
@@ -89,7 +90,6 @@ Value* Engine::value_of(c10::StorageImpl* storage, bool create) {
   const c10::Device device = data.device();
   auto* adopted = new Adopted{std::move(data), value, value->bytes};
   storage->set_data_ptr_noswap(c10::DataPtr(address, adopted, &delete_adopted, device));
-  allocator_.adopt(value->bytes);
   return value;
 }
 
@@ -372,7 +372,9 @@ bool Engine::keep_dropped(Block* block) noexcept {
   value->block = nullptr;
   value->resident = false;
   update_candidate(value);
+  ++value->references;   // cut_readers would let go of it
   if (value->readers != nullptr && value->recipe == nullptr) cut_readers(value);
+  --value->references;
   release_if_unused(value);
   return false;
 }
@@ -402,7 +404,9 @@ void Engine::dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& o
   }
   value->resident = false;
   allocator_.disown(bytes);
+  ++value->references;   // cut_readers would let go of it
   if (value->readers != nullptr) cut_readers(value);
+  --value->references;
   release_if_unused(value);
 }
 

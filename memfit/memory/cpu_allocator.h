@@ -85,7 +85,7 @@ class CpuAllocator final : public c10::Allocator {
 
   /// Allocate a block as `allocate` does. Returns nullptr for 0 bytes. Throws: what MemoryPressure::refuse throws.
   Block* take(std::uint64_t bytes);
-  /// Free a block, into the cache if there is room. The storage's owner must be done with it.
+  /// Free a block, into the cache if there is room. The storage's owner must be done with it. With the lock held.
   void give(Block* block) noexcept;
   /// Count memory that another allocator owns as live, or no longer. Throws like `take` when it does not fit.
   void adopt(std::uint64_t bytes);
