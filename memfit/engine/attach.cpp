@@ -81,12 +81,7 @@ int attach(std::string& message) {
   if (auto set = reinterpret_cast<SetThreadHook>(dlsym(RTLD_DEFAULT, "memfit_preload_set_thread_hook"))) {
     set([] { cover_thread(true); });
   }
-  pthread_atfork([] { memory::CpuAllocator::instance().lock().lock(); },
-                 [] { memory::CpuAllocator::instance().lock().unlock(); },
-                 [] {
-                   status = nullptr;
-                   Engine::instance().after_fork_in_child();
-                 });
+  pthread_atfork(nullptr, nullptr, [] { status = nullptr; });
   setenv("MEMFIT_ATTACHED", fmt::format("{}:{}", getpid(), rank).c_str(), 1);
   std::atexit(at_exit);
   status->attached = 1;

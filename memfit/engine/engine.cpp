@@ -6,6 +6,7 @@
 #include <ATen/native/SparseTensorUtils.h>
 #include <c10/util/SmallVector.h>
 #include <immintrin.h>
+#include <pthread.h>
 
 #include <cstring>
 
@@ -73,6 +74,8 @@ struct Engine::Call {
   Recipe* recipe = nullptr;
   std::uint64_t first_birth = 0;
   std::uint64_t input_bytes = 0;
+  std::uint64_t begin_ticks = 0;   // spent in begin
+  std::uint64_t end = 0;           // when the op ended
   bool opaque = false;
   bool foreign = false;     // reads memory that may change without us
   bool opaque_result = false;
@@ -93,6 +96,10 @@ void Engine::start(const std::string& door, bool verify, trace::RunStatus* statu
   status_ = status;
   allocator_.set_pressure(this);
   allocator_.install();
+  // Taken before the allocator's lock (the last registered is the first to prepare): see Note [Two locks].
+  const int registered = pthread_atfork([] { instance().turn_.lock(); }, [] { instance().turn_.unlock(); },
+                                        [] { instance().after_fork_in_child(); });
+  TORCH_CHECK(registered == 0, "memfit: pthread_atfork failed");
   device::install_fault_handler([](void* address) { return Engine::instance().raw_fault(address); });
   started_ = true;
   // MKL's vector math sets itself up at its first call; made by two threads at once, one of them may compute in low
@@ -144,7 +151,7 @@ void Engine::apply_limits() noexcept {
 void Engine::before_other_memory(std::uint64_t bytes) noexcept {
   std::lock_guard lock(lock_);
   // The engine's own bookkeeping: it is in the middle of something.
-  if (lock_.depth() > 1 && detail::thread_state.in_op == 0) return;
+  if (lock_.depth() > 1) return;
   if (memory_limit_ == 0 || forked_) return;
   const std::uint64_t resident = measure_other();
   if (resident + bytes + kMemoryMargin <= memory_limit_) return;
@@ -202,8 +209,9 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
     const std::uint64_t evicting = detail::thread_engine_ticks() - busy;
     call.recipe->cost_ns = detail::ticks_to_ns(t2 - t1 - std::min(evicting, t2 - t1));
   }
+  call.begin_ticks = t1 - t0;
+  call.end = t2;
   finish(call, *stack);
-  stats_.engine_ns += detail::ticks_to_ns((t1 - t0) + (detail::ticks() - t2));
 }
 
 // A custom op may hold raw pointers to its arguments while the ops it is made of come by: they stay put meanwhile.
@@ -211,7 +219,7 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
   Call call;
   call.rule = &rule;
   {
-    std::lock_guard lock(lock_);
+    const Turn turn(*this);
     ++sequence_;
     try {
       collect(call, *stack);
@@ -232,7 +240,7 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
     abandon(call);
     throw;
   }
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   finish_writes(call);
   unlock_all(call);
 }
@@ -242,7 +250,7 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
   Call call;
   call.rule = &rule;
   {
-    std::lock_guard lock(lock_);
+    const Turn turn(*this);
     ++sequence_;
     try {
       collect(call, *stack);
@@ -331,7 +339,7 @@ void Engine::collect(Call& call, const torch::jit::Stack& stack) {
 }
 
 void Engine::begin(Call& call, const torch::jit::Stack& stack) {
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   ++sequence_;
   const OpRule& rule = *call.rule;
   if (rule.random) note_random_thread(rule);
@@ -350,10 +358,7 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
     for (auto& a : call.args) {
       if (a.blank && !a.value->resident) restore_blank(a.value);
     }
-    for (auto& a : call.args) {
-      // A leaf that requires grad is a parameter: its history is never replayed.
-      if (a.value->recipe != nullptr && a.value->resident && a.tensor->is_leaf() && a.tensor->requires_grad()) make_source(a.value);
-    }
+    keep_state(call);
     prepare_writes(call);
     if (call.opaque) {
       for (auto& a : call.args) {
@@ -370,6 +375,54 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
     throw;
   }
   call.first_birth = allocator_.ledger().allocations;
+}
+
+// Note [What lives on]
+//   A recipe must not reach back through what a program carries from step to step: parameters, their gradients,
+//   optimizer state, averages. Each step would hang on all steps before it, with their inputs. So these become sources:
+//   - a leaf that requires grad and does not share its storage (one that does is an activation that a checkpoint
+//     detached), and the gradient it has while it is used;
+//   - what an update reads: an op without grad mode that writes a leaf or a source;
+//   - whatever has lived through two rounds of updates.
+void Engine::keep_state(Call& call) {
+  const std::uint64_t me = detail::thread_number();
+  if (op_thread_ == 0) op_thread_ = me;
+  several_op_threads_ = several_op_threads_ || op_thread_ != me;
+  bool updates = false;
+  for (auto& a : call.args) {
+    if (a.written && a.value->recipe == nullptr) updates = true;
+    if (!a.tensor->is_leaf() || !a.tensor->requires_grad()) continue;
+    if (a.written) updates = true;
+    if (a.value->recipe != nullptr && a.value->resident && (a.written || a.tensor->storage().use_count() == 1)) make_source(a.value);
+    if (several_op_threads_) continue;   // another one may be setting the gradient
+    const at::Tensor& gradient = a.tensor->grad();
+    if (!gradient.defined() || is_opaque(gradient) || !gradient.device().is_cpu()) continue;
+    Value* value = value_of(gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), false);
+    if (value != nullptr && value->resident) make_source(value);
+  }
+  if (!updates || c10::GradMode::is_enabled()) return;
+  for (auto& a : call.args) {
+    if (!a.blank && a.value->recipe != nullptr && a.value->resident) make_source(a.value);
+  }
+  constexpr std::uint64_t kPause = 64;   // ops between updates of one round, at most
+  if (sequence_ - last_update_ > kPause) {
+    keep_older_than(update_round_);
+    update_round_ = sequence_;
+  }
+  last_update_ = sequence_;
+}
+
+void Engine::keep_older_than(std::uint64_t sequence) {
+  std::vector<Value*> old;
+  for (Value* v : candidates_) {
+    if (v->bound && v->recipe->sequence < sequence) old.push_back(v);
+  }
+  for (Value* v : old) ++v->references;
+  for (Value* v : old) make_source(v);
+  for (Value* v : old) {
+    --v->references;
+    release_if_unused(v);
+  }
 }
 
 // Before an argument's content is lost: what would need it to be made again is brought back or given a copy.
@@ -484,7 +537,7 @@ void Engine::finish_writes(Call& call) {
 }
 
 void Engine::finish(Call& call, const torch::jit::Stack& stack) {
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   const OpRule& rule = *call.rule;
   const std::size_t returns = call.rule->op.schema().returns().size();
   Recipe* recipe = call.recipe;
@@ -566,11 +619,12 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
     }
   }
   unlock_all(call);
+  stats_.engine_ns += detail::ticks_to_ns(call.begin_ticks + (detail::ticks() - call.end));
 }
 
 // The op threw: what it was writing has unknown content now, what it made is gone.
 void Engine::abandon(Call& call) noexcept {
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   if (call.recipe != nullptr) {
     destroy(call.recipe);
     call.recipe = nullptr;
@@ -631,6 +685,7 @@ void Engine::note_random_thread(const OpRule& rule) {
 
 void Engine::publish() noexcept {
   if (status_ == nullptr) return;
+  std::lock_guard lock(lock_);
   auto set = [](trace::RunStatus::Counter& c, std::uint64_t v) { c.store(v, std::memory_order_relaxed); };
   const memory::Ledger& ledger = allocator_.ledger();
   set(status_->live_bytes, ledger.live);
@@ -648,12 +703,11 @@ void Engine::publish() noexcept {
 }
 
 void Engine::after_fork_in_child() {
-  // The lock was taken by the forking thread in the parent; here it is a new one.
-  new (&lock_) memory::Lock();
+  // It was taken by the forking thread in the parent; here it is a new one. The allocator sees to its own lock.
+  new (&turn_) std::recursive_mutex();
   forked_ = true;
   limited_ = false;
   status_ = nullptr;
-  allocator_.detach_after_fork();
 }
 
 }  // namespace memfit::engine

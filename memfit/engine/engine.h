@@ -1,12 +1,17 @@
 // The engine: keeps tensors under the allocator's limit by dropping those that can be made again and making them
 // again, bit for bit, before an op needs them.
 // Not here: public API (engine/session.h), where ops come from (engine/door.h), what an op is (engine/op_rules.h).
-// Threads: any; one recursive lock (the allocator's) guards all bookkeeping. Kernels run without it, except replays.
+// Threads: any. Note [Two locks]
+//   The allocator's recursive lock guards ledger, values and recipes; what holds it is short. While a replayed kernel
+//   runs it is lent out: the kernel's own workers allocate, and an allocation may have to evict. The turn keeps replays
+//   apart: one thread at a time begins or ends an op or brings values back. Order: turn, then the allocator's lock.
+//   Dropping storages and making room need no turn; what a replay needs is locked (Value::locks) meanwhile.
 // Cost: about 0.3 us an op without limit, about 1 us with one.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -63,6 +68,13 @@ class Engine final : public memory::MemoryPressure {
   bool keep_dropped(memory::Block* block) noexcept override;
   [[noreturn]] void refuse(std::uint64_t bytes) override;
 
+  /// Whoever begins or ends an op, or brings values back. See Note [Two locks].
+  struct Turn {
+    explicit Turn(Engine& engine) : turn(engine.turn_), lock(engine.lock_) {}
+    std::lock_guard<std::recursive_mutex> turn;
+    std::lock_guard<memory::Lock> lock;
+  };
+
   /// A raw pointer into `storage` is taken outside an op: bring its bytes back, pin them, cut what reads them.
   void raw_access(c10::StorageImpl* storage);
   /// A raw read hit the stand-in address of an evicted value. True: readable now.
@@ -83,6 +95,8 @@ class Engine final : public memory::MemoryPressure {
   void begin(Call& call, const torch::jit::Stack& stack);
   void collect(Call& call, const torch::jit::Stack& stack);
   void collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t arg, int element, bool written, bool hidden);
+  void keep_state(Call& call);
+  void keep_older_than(std::uint64_t sequence);
   void prepare_writes(Call& call);
   void prepare_recipe(Call& call, const torch::jit::Stack& stack);
   void finish(Call& call, const torch::jit::Stack& stack);
@@ -107,7 +121,14 @@ class Engine final : public memory::MemoryPressure {
   void make_source(Value* value);
   bool available(const Value* value) const { return value->resident || value->recipe != nullptr; }
   void cut_readers(Value* value);
-  std::vector<Value*> evicted_dependents(Value* value);
+  struct Dependents {
+    std::vector<Value*> evicted;    // that a storage waits for
+    std::vector<Value*> resident;   // nearest ones that have their bytes
+    bool complete = true;
+  };
+  Dependents dependents_of(Value* value, std::size_t most = SIZE_MAX);
+  static std::uint64_t bytes_of(const std::vector<Value*>& values);
+  bool worth_keeping(Value* value);
   void before_content_is_lost(Value* value, bool may_copy);
   void keep_resident_dependents(Value* value);
   void restore_dependents(Value* value);
@@ -144,6 +165,7 @@ class Engine final : public memory::MemoryPressure {
 
   memory::CpuAllocator& allocator_;
   memory::Lock& lock_;
+  std::recursive_mutex turn_;
   bool started_ = false;
   bool verify_ = false;
   bool forked_ = false;
@@ -153,10 +175,14 @@ class Engine final : public memory::MemoryPressure {
   EngineStats stats_;
   std::atomic<std::uint64_t> ops_{0};
   std::uint64_t sequence_ = 0;
+  std::uint64_t last_update_ = 0;             // sequence of the last op that updated state
+  std::uint64_t update_round_ = 0;            // sequence of the first op of the last round of updates
+  std::uint64_t op_thread_ = 0;
+  bool several_op_threads_ = false;
   std::uint64_t visit_ = 0;
   std::size_t value_count_ = 0;
   std::size_t recipe_count_ = 0;
-  std::size_t evicted_count_ = 0;
+  std::atomic<std::size_t> evicted_count_{0};
   std::vector<Value*> candidates_;
   std::vector<Value*> unused_;
   bool draining_ = false;
@@ -169,7 +195,7 @@ class Engine final : public memory::MemoryPressure {
   std::uint64_t random_thread_ = 0;
   bool several_random_threads_ = false;
   std::uint64_t tensor_limit_ = 0;
-  std::uint64_t memory_limit_ = 0;
+  std::atomic<std::uint64_t> memory_limit_{0};
   std::uint64_t other_memory_ = 0;            // highest resident bytes seen that are not tensors
   std::uint64_t measure_other() noexcept;
   void apply_limits() noexcept;

@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fmt/format.h>
+
+#include <barrier>
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -35,9 +39,8 @@ SessionOptions options(std::uint64_t limit) {
 
 std::string bits_of(const Tensor& tensor) {
   const Tensor t = tensor.detach().contiguous();
-  std::string out(t.nbytes(), '\0');
-  if (!out.empty()) std::memcpy(out.data(), t.const_data_ptr(), out.size());
-  return out;
+  const std::string_view bytes(static_cast<const char*>(t.nbytes() == 0 ? nullptr : t.const_data_ptr()), t.nbytes());
+  return fmt::format("{} B {:016x}", bytes.size(), std::hash<std::string_view>()(bytes));   // all of it is unreadable
 }
 
 Bits bits_of(const Tensors& tensors) {
@@ -360,6 +363,7 @@ TEST_F(EngineTest, ThreadsOfTheProgramKeepTheirBits) {
     std::vector<Tensors> results(kThreads);
     std::vector<std::string> errors(kThreads);
     std::vector<std::thread> threads;
+    std::barrier together(kThreads);   // the peak is where all forwards have ended
     for (int n = 0; n < kThreads; ++n) {
       threads.emplace_back([&, n] {
         try {
@@ -370,7 +374,9 @@ TEST_F(EngineTest, ThreadsOfTheProgramKeepTheirBits) {
             Tensor h = at::randn({256, 32}, mine, at::kFloat);
             for (int i = 0; i < 8; ++i) h = h.mm(w).tanh();
             const Tensor loss = h.pow(2).mean();
+            together.arrive_and_wait();
             loss.backward();
+            together.arrive_and_wait();
             at::NoGradGuard no_grad;
             w.sub_(w.grad(), 0.1);
             results[n].push_back(loss.detach());
@@ -379,6 +385,7 @@ TEST_F(EngineTest, ThreadsOfTheProgramKeepTheirBits) {
         } catch (const std::exception& error) {
           errors[n] = error.what();
         }
+        together.arrive_and_drop();
       });
     }
     for (auto& t : threads) t.join();

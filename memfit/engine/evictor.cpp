@@ -132,7 +132,7 @@ bool Engine::make_room(std::uint64_t bytes) {
   const std::uint64_t live = allocator_.ledger().live;
   bool freed = false;
   while (live - allocator_.ledger().live < bytes && evict_one()) freed = true;
-  if (!freed) freed = release_retained(bytes);
+  if (!freed && attempts_ == 0) freed = release_retained(bytes);
   const std::uint64_t spent = detail::ticks() - t0;
   detail::thread_state.engine_ticks += spent;
   stats_.search_ns += detail::ticks_to_ns(spent);
@@ -160,7 +160,7 @@ void Engine::refuse(std::uint64_t bytes) {
       memory::set_current_op(""), format_bytes(Bytes(bytes)), sequence_, format_bytes(Bytes(allocator_.limit())),
       format_bytes(Bytes(ledger.live)), format_bytes(Bytes(allocator_.limit()) - Bytes(ledger.live)),
       format_bytes(Bytes(evictable_bytes)),
-      memory_limit_ == 0 ? "" : fmt::format("Of --memory {}, {} are not tensors. ", format_bytes(Bytes(memory_limit_)), format_bytes(Bytes(other_memory_))),
+      memory_limit_ == 0 ? "" : fmt::format("Of --memory {}, {} are not tensors. ", format_bytes(Bytes(memory_limit_.load())), format_bytes(Bytes(other_memory_))),
       holders, format_bytes(least), least.count());
   if (status_ != nullptr) {
     status_->least_limit_bytes = least.count();

@@ -78,7 +78,7 @@ void check_recipe(const Recipe* recipe) {
 }  // namespace
 
 void Engine::check_invariants() {
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   allocator_.check_invariants();
   TORCH_INTERNAL_ASSERT(attempts_ == 0 && !draining_ && unused_.empty(), "something was left half done");
 

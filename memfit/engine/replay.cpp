@@ -256,6 +256,18 @@ std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
   return pass.order.size();
 }
 
+namespace {
+c10::Storage storage_of(const Value* value) {
+  if (value->held) return c10::Storage(value->held);
+  if (auto bound = value->binding.lock()) return c10::Storage(bound);
+  // Another thread is dropping it, and waits for the lock; keep_dropped leaves what is locked where it is.
+  void* bytes = value->block != nullptr ? value->block->data() : nullptr;
+  TORCH_INTERNAL_ASSERT(bytes != nullptr && value->locks != 0, "memfit: an input of a replay is gone");
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(value->bytes),
+                                                            c10::DataPtr(bytes, c10::Device(c10::kCPU)), nullptr, false));
+}
+}  // namespace
+
 at::Tensor Engine::tensor_for(Pass& pass, TensorArg& arg) {
   c10::Storage storage;
   if (arg.use == TensorArg::Use::Blank) {
@@ -269,12 +281,8 @@ at::Tensor Engine::tensor_for(Pass& pass, TensorArg& arg) {
     const auto buffer = std::find_if(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; });
     if (buffer != pass.in_place.end()) {
       storage = buffer->second;
-    } else if (value->held) {
-      storage = c10::Storage(value->held);
     } else {
-      auto bound = value->binding.lock();
-      TORCH_INTERNAL_ASSERT(bound, "memfit: an input of a replay is being dropped");
-      storage = c10::Storage(bound);
+      storage = storage_of(value);
     }
   }
   auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), arg.keys, arg.dtype);
@@ -283,7 +291,18 @@ at::Tensor Engine::tensor_for(Pass& pass, TensorArg& arg) {
   return at::Tensor(std::move(impl));
 }
 
+namespace {
+/// The kernel's workers may allocate, and other threads drop or allocate, while it runs.
+struct Lent {
+  explicit Lent(memory::Lock& l) : lock(l), depth(l.lend()) {}
+  ~Lent() { lock.take_back(depth); }
+  memory::Lock& lock;
+  int depth;
+};
+}  // namespace
+
 void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
+  const Lent lent(lock_);
   detail::InOp in_op;
   c10::impl::ForceDispatchKeyGuard keys(replay_keys());
   at::DisableRecordFunctionGuard quiet;
@@ -375,9 +394,9 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
       if (value->block != nullptr) value->block->value = nullptr;
     } else {
       c10::Storage copy = fresh_storage(allocator_, value->bytes);
-      const void* from = value->held ? value->held->_mutable_data_ptr_no_checks().get()
-                                     : value->binding.lock()->_mutable_data_ptr_no_checks().get();
-      std::memcpy(copy.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(), from, value->bytes);
+      const auto from = storage_of(value);
+      std::memcpy(copy.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(),
+                  from.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(), value->bytes);
       pass.in_place.emplace_back(value, std::move(copy));
     }
   }

@@ -235,8 +235,9 @@ void Engine::cut_readers(Value* value) {
   drain_unused();
 }
 
-std::vector<Value*> Engine::evicted_dependents(Value* value) {
-  std::vector<Value*> evicted;
+// What is made from `value`, as far as the first results that have their bytes. Stops after `most` recipes.
+Engine::Dependents Engine::dependents_of(Value* value, std::size_t most) {
+  Dependents found;
   std::vector<Value*> walk{value};
   const std::uint64_t id = ++visit_;
   while (!walk.empty()) {
@@ -246,41 +247,29 @@ std::vector<Value*> Engine::evicted_dependents(Value* value) {
       Recipe* recipe = arg->owner;
       if (recipe->visit == id) continue;
       recipe->visit = id;
+      if (most-- == 0) {
+        found.complete = false;
+        return found;
+      }
       for (Value* r : recipe->results) {
-        if (r == nullptr || r->resident || r->visit == id) continue;
+        if (r == nullptr || r->visit == id) continue;
         r->visit = id;
-        if (r->bound) evicted.push_back(r);
+        if (r->resident) {
+          found.resident.push_back(r);
+          continue;
+        }
+        if (r->bound) found.evicted.push_back(r);
         walk.push_back(r);
       }
     }
   }
-  return evicted;
+  return found;
 }
 
 // Results made from `value` that have their bytes keep them from now on. Without this, bringing the evicted ones back
 // could evict these, and then nobody could make them again.
 void Engine::keep_resident_dependents(Value* value) {
-  std::vector<Value*> walk{value};
-  std::vector<Value*> kept;
-  const std::uint64_t id = ++visit_;
-  while (!walk.empty()) {
-    Value* x = walk.back();
-    walk.pop_back();
-    for (TensorArg* arg = x->readers; arg != nullptr; arg = arg->next) {
-      Recipe* recipe = arg->owner;
-      if (recipe->visit == id) continue;
-      recipe->visit = id;
-      for (Value* r : recipe->results) {
-        if (r == nullptr || r->visit == id) continue;
-        r->visit = id;
-        if (r->resident) {
-          kept.push_back(r);
-        } else {
-          walk.push_back(r);
-        }
-      }
-    }
-  }
+  const std::vector<Value*> kept = dependents_of(value).resident;
   for (Value* r : kept) ++r->references;
   for (Value* r : kept) make_source(r);
   for (Value* r : kept) {
@@ -292,7 +281,7 @@ void Engine::keep_resident_dependents(Value* value) {
 
 void Engine::restore_dependents(Value* value) {
   keep_resident_dependents(value);
-  const std::vector<Value*> evicted = evicted_dependents(value);
+  const std::vector<Value*> evicted = dependents_of(value).evicted;
   if (!evicted.empty()) restore(evicted);
 }
 
@@ -300,7 +289,7 @@ void Engine::restore_dependents(Value* value) {
 // readers must do without, or, when that would bring back more than a copy costs, get a copy.
 void Engine::before_content_is_lost(Value* value, bool may_copy) {
   if (value == nullptr || value->recipe != nullptr || value->readers == nullptr) return;
-  std::vector<Value*> evicted = evicted_dependents(value);
+  const std::vector<Value*> evicted = dependents_of(value).evicted;
   if (!evicted.empty()) {
     std::uint64_t bytes = 0;
     for (const Value* v : evicted) bytes += v->bytes;
@@ -358,14 +347,16 @@ bool Engine::keep_dropped(Block* block) noexcept {
   }
   value->bound = false;
   value->binding.reset();
-  if (value->readers != nullptr && value->recipe == nullptr && limited_ && !value->escaped) {
-    // Its bytes cannot be made again and something may have to be made from them: they stay, for now.
+  const bool last_copy = value->recipe == nullptr && worth_keeping(value);
+  if (last_copy || value->locks != 0) {
+    // Its bytes cannot be made again and something may have to be made from them: they stay, for now. So do those
+    // that another thread reads at this moment.
     if (!(block->flags & Block::kReplay)) allocator_.program_shrank(block->requested);
     block->flags |= Block::kReplay;
     value->held = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(value->bytes),
         c10::DataPtr(block->data(), block->data(), &CpuAllocator::delete_block, c10::Device(c10::kCPU)), nullptr, false);
-    retained_.push_back(value);
+    if (last_copy) retained_.push_back(value);
     return true;
   }
   block->value = nullptr;
@@ -394,12 +385,13 @@ void Engine::dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& o
   std::lock_guard lock(lock_);
   value->bound = false;
   value->binding.reset();
-  if (value->readers != nullptr && limited_ && !value->escaped && original.get() != nullptr) {
+  const bool last_copy = worth_keeping(value);
+  if ((last_copy || value->locks != 0) && original.get() != nullptr) {
     // Still counted; the copy of the program's view of it is not.
     value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
                                                         std::move(original), nullptr, false);
     allocator_.program_shrank(bytes);
-    retained_.push_back(value);
+    if (last_copy) retained_.push_back(value);
     return;
   }
   value->resident = false;
@@ -410,15 +402,41 @@ void Engine::dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& o
   release_if_unused(value);
 }
 
+// Of a source that the program dropped: something evicted is made from it, or more than its own size could be evicted
+// as long as it is there.
+bool Engine::worth_keeping(Value* value) {
+  if (value->readers == nullptr || !limited_ || value->escaped) return false;
+  constexpr std::size_t kMost = 128;
+  const Dependents made = dependents_of(value, kMost);
+  return !made.complete || !made.evicted.empty() || bytes_of(made.resident) > value->bytes;
+}
+
+std::uint64_t Engine::bytes_of(const std::vector<Value*>& values) {
+  std::uint64_t bytes = 0;
+  for (const Value* v : values) bytes += v->bytes;
+  return bytes;
+}
+
+// The last that can be done: results of a retained value stay from now on, and the value goes. First those whose
+// going makes the fewest bytes unevictable.
 bool Engine::release_retained(std::uint64_t bytes) {
-  std::uint64_t freed = 0;
-  const auto retained = retained_;
-  for (Value* value : retained) {
-    if (std::find(retained_.begin(), retained_.end(), value) == retained_.end()) continue;
+  struct Candidate {
+    Value* value;
+    double loss;
+  };
+  std::vector<Candidate> candidates;
+  for (Value* value : retained_) {
     if (value->locks != 0 || value->references != 0) continue;
-    if (!evicted_dependents(value).empty()) continue;
-    freed += value->bytes;
-    cut_readers(value);   // it dies with its last reader
+    const Dependents made = dependents_of(value);
+    if (!made.evicted.empty()) continue;
+    candidates.push_back({value, static_cast<double>(bytes_of(made.resident)) / static_cast<double>(value->bytes)});
+  }
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.loss < b.loss; });
+  std::uint64_t freed = 0;
+  for (const Candidate& c : candidates) {
+    if (std::find(retained_.begin(), retained_.end(), c.value) == retained_.end()) continue;   // went with one before
+    freed += c.value->bytes;
+    cut_readers(c.value);   // it dies with its last reader
     if (freed >= bytes) break;
   }
   return freed != 0;
@@ -437,7 +455,7 @@ void Engine::disarm(c10::StorageImpl* storage) {
 }
 
 void Engine::raw_access(c10::StorageImpl* storage) {
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   Value* value = value_of(storage, limited_);
   if (value == nullptr || value->escaped) return;
   ++sequence_;
@@ -470,7 +488,7 @@ void Engine::raw_access(c10::StorageImpl* storage) {
 
 // Called from the fault handler, on the thread that reads a tensor's bytes without having asked for them.
 bool Engine::raw_fault(void* address) {
-  std::lock_guard lock(lock_);
+  const Turn turn(*this);
   void* start = nullptr;
   auto* value = static_cast<Value*>(device::AddressReservation::instance().owner_of(address, &start));
   if (value == nullptr || !value->bound || value->resident || value->stand_in != start) return false;

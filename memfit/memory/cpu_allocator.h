@@ -32,6 +32,15 @@ class Lock {
   }
   /// Only for the owner.
   int depth() const { return depth_; }
+  /// The owner lets others in, however deep it is; returns the depth for take_back.
+  int lend() {
+    const int depth = depth_;
+    for (int i = 0; i < depth; ++i) unlock();
+    return depth;
+  }
+  void take_back(int depth) {
+    for (int i = 0; i < depth; ++i) lock();
+  }
 
  private:
   std::recursive_mutex mutex_;
