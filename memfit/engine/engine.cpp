@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 #include <immintrin.h>
 #include <pthread.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstring>
 
@@ -29,6 +30,7 @@ constexpr std::uint32_t kMaxDepth = 2048;
 constexpr std::size_t kMaxRecipes = 4'000'000;
 // Resident bytes kept free under a memory limit for what grows unannounced: small heap blocks, stacks, page tables.
 constexpr std::uint64_t kMemoryMargin = std::uint64_t{12} << 20;
+constexpr int kPart = -2;   // instead of an index in a list argument: tensor inside a sparse one
 // Results below this are cheaper kept than recorded.
 constexpr std::uint64_t kMinRecordedBytes = 128;
 
@@ -61,7 +63,7 @@ bool covers_storage(const at::Tensor& t, std::uint64_t storage_bytes) {
 struct Engine::Call {
   struct Arg {
     Value* value;            // null: not ours to move (foreign memory, other device, no bytes)
-    const at::Tensor* tensor;  // valid until the op runs
+    const at::Tensor* tensor;  // valid until the op runs; null: a part of a sparse argument
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // of written arguments
     std::int16_t arg;
     std::int16_t element;
@@ -221,6 +223,7 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
   {
     const Turn turn(*this);
     ++sequence_;
+    ++clock_;
     try {
       collect(call, *stack);
       std::vector<Value*> missing;
@@ -252,6 +255,7 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
   {
     const Turn turn(*this);
     ++sequence_;
+    ++clock_;
     try {
       collect(call, *stack);
       for (const auto& a : call.args) {
@@ -275,7 +279,7 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
       auto* impl = at::sparse::get_sparse_impl(tensor);
       const at::Tensor inner[] = {impl->indices(), impl->values()};
       for (const at::Tensor& t : inner) {
-        if (t.defined() && t.has_storage()) collect_tensor(call, t, arg, -2, false, false);
+        if (t.defined() && t.has_storage()) collect_tensor(call, t, arg, kPart, false, false);
       }
       return;
     }
@@ -283,7 +287,7 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
       const auto [compressed, plain] = at::sparse_csr::getCompressedPlainIndices(tensor);
       const at::Tensor inner[] = {compressed, plain, tensor.values()};
       for (const at::Tensor& t : inner) {
-        if (t.defined() && t.has_storage()) collect_tensor(call, t, arg, -2, false, false);
+        if (t.defined() && t.has_storage()) collect_tensor(call, t, arg, kPart, false, false);
       }
       return;
     }
@@ -294,7 +298,7 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
     return;
   }
   c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  Call::Arg entry{nullptr, &tensor, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
+  Call::Arg entry{nullptr, element == kPart ? nullptr : &tensor, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
                   static_cast<std::int16_t>(arg), static_cast<std::int16_t>(element), written, hidden, false};
   Value* value = value_of(storage, true);
   if (value == nullptr) {
@@ -307,7 +311,7 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   }
   ++value->locks;
-  value->last_use = sequence_;
+  value->last_use = clock_;
   call.input_bytes += value->bytes;
   disarm(storage);
   call.args.push_back(std::move(entry));
@@ -341,6 +345,7 @@ void Engine::collect(Call& call, const torch::jit::Stack& stack) {
 void Engine::begin(Call& call, const torch::jit::Stack& stack) {
   const Turn turn(*this);
   ++sequence_;
+  ++clock_;
   const OpRule& rule = *call.rule;
   if (rule.random) note_random_thread(rule);
   try {
@@ -382,16 +387,19 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
 //   optimizer state, averages. Each step would hang on all steps before it, with their inputs. So these become sources:
 //   - a leaf that requires grad and does not share its storage (one that does is an activation that a checkpoint
 //     detached), and the gradient it has while it is used;
-//   - what an update reads: an op without grad mode that writes a leaf or a source;
+//   - what an update reads: an op without grad mode that writes a leaf or, outside backward, an old source;
 //   - whatever has lived through two rounds of updates.
 void Engine::keep_state(Call& call) {
   const std::uint64_t me = detail::thread_number();
   if (op_thread_ == 0) op_thread_ = me;
   several_op_threads_ = several_op_threads_ || op_thread_ != me;
+  constexpr std::uint64_t kPause = 64;   // ops between updates of one round, at most; what is younger is no state
+  // Sums of gradients on their way through the graph are written too, and are no state.
+  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   bool updates = false;
   for (auto& a : call.args) {
-    if (a.written && a.value->recipe == nullptr) updates = true;
-    if (!a.tensor->is_leaf() || !a.tensor->requires_grad()) continue;
+    if (a.written && a.value->recipe == nullptr && !in_backward && sequence_ - a.value->born > kPause) updates = true;
+    if (a.tensor == nullptr || !a.tensor->is_leaf() || !a.tensor->requires_grad()) continue;
     if (a.written) updates = true;
     if (a.value->recipe != nullptr && a.value->resident && (a.written || a.tensor->storage().use_count() == 1)) make_source(a.value);
     if (several_op_threads_) continue;   // another one may be setting the gradient
@@ -404,7 +412,6 @@ void Engine::keep_state(Call& call) {
   for (auto& a : call.args) {
     if (!a.blank && a.value->recipe != nullptr && a.value->resident) make_source(a.value);
   }
-  constexpr std::uint64_t kPause = 64;   // ops between updates of one round, at most
   if (sequence_ - last_update_ > kPause) {
     keep_older_than(update_round_);
     update_round_ = sequence_;
@@ -562,7 +569,7 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
           bind(made, block, storage);
           made->recipe = recipe;
           made->result = position;
-          made->last_use = sequence_;
+          made->last_use = clock_;
           ++recipe->living;
           touched.push_back(made);
         }
@@ -593,9 +600,11 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
   }
   if (recipe != nullptr) {
     std::uint32_t depth = 0;
+    std::uint32_t writes = 0;
     for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
       const TensorArg& t = recipe->tensors[i];
       if (t.value == nullptr) continue;
+      if (t.use == TensorArg::Use::InPlace) writes = std::max(writes, t.value->writes + 1);
       depth = std::max(depth, t.value->depth);
       if (!available(t.value)) recipe->broken = true;   // another thread wrote it meanwhile
     }
@@ -611,7 +620,8 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
       for (Value* v : recipe->results) {
         if (v == nullptr) continue;
         v->depth = depth + 1;
-        v->last_use = sequence_;
+        v->writes = v->result >= recipe->fresh_results ? writes : 0;
+        v->last_use = clock_;
         update_candidate(v);
         arm(v);
       }

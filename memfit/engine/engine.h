@@ -120,6 +120,10 @@ class Engine final : public memory::MemoryPressure {
   void destroy(Recipe* recipe);
   void make_source(Value* value);
   bool available(const Value* value) const { return value->resident || value->recipe != nullptr; }
+  /// Bytes that a replay left, of a value that no storage holds: they may go at any time.
+  static bool is_temporary(const Value* value) {
+    return !value->bound && value->held && value->recipe != nullptr && value->locks == 0 && value->references == 0;
+  }
   void cut_readers(Value* value);
   struct Dependents {
     std::vector<Value*> evicted;    // that a storage waits for
@@ -142,19 +146,23 @@ class Engine final : public memory::MemoryPressure {
   void update_candidate(Value* value);
   bool evictable(const Value* value) const;
   bool evict_one();
-  double score(Value* value);
+  double score(Value* value, std::size_t most);
+  void enqueue(Value* value, double score);
+  void note_bring_cost(Value* value) noexcept;
   void evict(Value* value);
   void refill_queue();
 
   // replay (replay.cpp)
   void restore(const std::vector<Value*>& targets);
-  std::size_t restore_at_once(const std::vector<Value*>& targets);
+  bool restore_at_once(const std::vector<Value*>& targets);
+  static bool inputs_present(const Recipe* recipe);
   void restore_frugally(const std::vector<Value*>& targets, std::size_t most_replays);
   struct Frugal;
   void bring(Value* value, Frugal& frugal);
   void restore(Value* value) { restore(std::vector<Value*>{value}); }
   void restore_blank(Value* value);
   struct Pass;
+  bool shed(Pass& pass, std::size_t position, const std::vector<Value*>& targets);
   void replay(Pass& pass, Recipe* recipe);
   at::Tensor tensor_for(Pass& pass, TensorArg& arg);
   void take_result(Pass& pass, Recipe* recipe, std::size_t index, const c10::Storage& storage);
@@ -174,7 +182,8 @@ class Engine final : public memory::MemoryPressure {
   trace::RunStatus* status_ = nullptr;
   EngineStats stats_;
   std::atomic<std::uint64_t> ops_{0};
-  std::uint64_t sequence_ = 0;
+  std::uint64_t sequence_ = 0;                // ops of the program
+  std::uint64_t clock_ = 0;                   // ops of the program and replays
   std::uint64_t last_update_ = 0;             // sequence of the last op that updated state
   std::uint64_t update_round_ = 0;            // sequence of the first op of the last round of updates
   std::uint64_t op_thread_ = 0;
@@ -188,7 +197,8 @@ class Engine final : public memory::MemoryPressure {
   bool draining_ = false;
   struct Queued { Value* value; std::uint64_t last_use; double score; };
   std::vector<Queued> queue_;
-  std::uint64_t queue_sequence_ = 0;
+  std::vector<Recipe*> score_walk_;
+  std::uint64_t queue_clock_ = 0;
   std::uint64_t random_state_ = 0x9E3779B97F4A7C15ull;
   std::vector<Value*> retained_;
   std::unordered_set<Recipe*> threadbound_;   // random ops whose kernel takes the default generator

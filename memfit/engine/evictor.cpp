@@ -11,11 +11,17 @@
 
 namespace memfit::engine {
 namespace {
-constexpr std::uint64_t kMinEvictedBytes = 512;
+constexpr std::uint64_t kMinEvictedBytes = 128;
 constexpr std::size_t kScoredAtOnce = 192;     // candidates scored for one queue
 constexpr std::size_t kQueue = 16;             // evictions one scoring serves at most
 constexpr std::uint64_t kQueueAge = 24;        // ops after which a scoring is stale
-constexpr int kClosureNodes = 64;              // recipes counted when adding up what bringing back costs
+constexpr std::size_t kRoughNodes = 48;        // recipes counted when adding up what bringing back costs, at first
+constexpr std::size_t kNodes = 2048;           // and of those that are next to go
+constexpr std::uint64_t kLookAge = 64;         // ops for which such a closer look counts
+// Bytes that a replay left go before those that the program will ask for.
+constexpr double kTemporary = 0.3;
+// A value written in place so often is a sum in the making: it is needed again with each term.
+constexpr std::uint32_t kManyWrites = 6;
 constexpr double kReplayOverheadNs = 2500;     // of one replayed op, beside its kernel
 }  // namespace
 
@@ -43,17 +49,26 @@ void Engine::update_candidate(Value* value) {
   }
 }
 
-// Nanoseconds to bring `value` back: its own op, and whatever of its inputs has no bytes. Evicted inputs that a
-// storage still holds will be brought back anyway, so they weigh less than ghosts, which are made for this alone.
-double Engine::score(Value* value) {
+// Nanoseconds to bring `value` back, for each of its bytes: its own op, and whatever of its inputs has no bytes. Evicted
+// inputs that a storage still holds will be brought back anyway, so they weigh less than ghosts, which are made for
+// this alone. The walk meets at most `most` recipes; where it ends, the dearest of what is left counts with what it was
+// known to cost.
+double Engine::score(Value* value, std::size_t most) {
   ++stats_.scored;
+  const double age = static_cast<double>(clock_ - value->last_use) + 1;
+  // Values used a moment ago are likely used again in a moment; beyond that, age says little.
+  double weight = (age < 4 ? 8.0 : age < 16 ? 2.0 : 1.0) / static_cast<double>(value->bytes);
+  if (!value->bound) weight *= kTemporary;
+  if (value->writes >= kManyWrites) weight *= value->writes;
+  if (most <= kRoughNodes && value->looked != 0 && clock_ - value->looked < kLookAge) return value->bring_cost * weight;
   const std::uint64_t id = ++visit_;
-  Recipe* walk[kClosureNodes];
-  int count = 0;
-  walk[count++] = value->recipe;
+  std::vector<Recipe*>& walk = score_walk_;
+  walk.clear();
+  walk.push_back(value->recipe);
   value->recipe->visit = id;
   double cost = 0;
-  for (int i = 0; i < count; ++i) {
+  double beyond = 0;
+  for (std::size_t i = 0; i < walk.size(); ++i) {
     Recipe* recipe = walk[i];
     bool shared = false;
     if (i > 0) {
@@ -63,24 +78,44 @@ double Engine::score(Value* value) {
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
       const Value* input = recipe->tensors[k].value;
       if (input == nullptr || input->resident || input->recipe == nullptr || input->recipe->visit == id) continue;
-      if (count == kClosureNodes) return cost * 4 / static_cast<double>(value->bytes);
+      if (walk.size() == most) {
+        beyond = std::max(beyond, static_cast<double>(input->bring_cost));
+        continue;
+      }
       input->recipe->visit = id;
-      walk[count++] = input->recipe;
+      walk.push_back(input->recipe);
     }
   }
-  const double age = static_cast<double>(sequence_ - value->last_use) + 1;
-  // Values used a moment ago are likely used again in a moment; beyond that, age says little.
-  const double soon = age < 4 ? 8.0 : age < 16 ? 2.0 : 1.0;
-  return cost * soon / static_cast<double>(value->bytes);
+  cost += beyond;
+  value->bring_cost = static_cast<float>(cost);
+  if (most > kRoughNodes) value->looked = clock_;
+  return cost * weight;
+}
+
+void Engine::note_bring_cost(Value* value) noexcept {
+  if (value->recipe == nullptr) return;
+  double beyond = 0;
+  for (std::uint32_t k = 0; k < value->recipe->tensor_count; ++k) {
+    const Value* input = value->recipe->tensors[k].value;
+    if (input != nullptr && !input->resident) beyond = std::max(beyond, static_cast<double>(input->bring_cost));
+  }
+  value->bring_cost = static_cast<float>(beyond + static_cast<double>(value->recipe->cost_ns) + kReplayOverheadNs);
+}
+
+// Best at the end.
+void Engine::enqueue(Value* value, double s) {
+  const auto place = std::lower_bound(queue_.begin(), queue_.end(), s, [](const Queued& q, double x) { return q.score > x; });
+  queue_.insert(place, Queued{value, value->last_use, s});
+  value->queued = true;
 }
 
 void Engine::refill_queue() {
   for (const Queued& q : queue_) q.value->queued = false;
   queue_.clear();
-  queue_sequence_ = sequence_;
+  queue_clock_ = clock_;
   const std::size_t n = candidates_.size();
   const std::size_t scored = std::min(n, kScoredAtOnce);
-  std::size_t keep = n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
+  const std::size_t keep = n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
   for (std::size_t i = 0; i < scored; ++i) {
     std::size_t index = i;
     if (n > kScoredAtOnce) {
@@ -91,12 +126,9 @@ void Engine::refill_queue() {
     }
     Value* value = candidates_[index];
     if (value->locks != 0 || value->queued) continue;
-    const double s = score(value);
+    const double s = score(value, kRoughNodes);
     if (queue_.size() == keep && s >= queue_.front().score) continue;
-    // Worst first, so that the best is at the end.
-    const auto place = std::lower_bound(queue_.begin(), queue_.end(), s, [](const Queued& q, double x) { return q.score > x; });
-    queue_.insert(place, Queued{value, value->last_use, s});
-    value->queued = true;
+    enqueue(value, s);
     if (queue_.size() > keep) {
       queue_.front().value->queued = false;
       queue_.erase(queue_.begin());
@@ -105,26 +137,34 @@ void Engine::refill_queue() {
 }
 
 bool Engine::evict_one() {
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    if (queue_.empty() || sequence_ - queue_sequence_ > kQueueAge) refill_queue();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    if (queue_.empty() || clock_ - queue_clock_ > kQueueAge) refill_queue();
+    if (queue_.empty()) break;
+    const double worst = queue_.front().score;
     while (!queue_.empty()) {
       const Queued next = queue_.back();
       queue_.pop_back();
       next.value->queued = false;
       if (next.value->locks != 0 || next.value->last_use != next.last_use || next.value->candidate < 0) continue;
-      // Evictions since the scoring may have made it dear.
-      if (!queue_.empty() && score(next.value) > 2 * std::max(next.score, queue_.front().score)) continue;
+      // A closer look: its walk may have ended too early, and evictions since then may have made it dear.
+      if (score(next.value, kNodes) > 2 * worst) continue;
       evict(next.value);
       if (!next.value->resident) return true;
     }
   }
   // The sample may have held only locked values.
-  for (Value* value : std::vector<Value*>(candidates_)) {
-    if (value->candidate < 0 || value->locks != 0) continue;
-    evict(value);
-    if (!value->resident) return true;
+  Value* best = nullptr;
+  double best_score = 0;
+  for (Value* value : candidates_) {
+    if (value->locks != 0) continue;
+    const double s = score(value, kRoughNodes);
+    if (best != nullptr && s >= best_score) continue;
+    best = value;
+    best_score = s;
   }
-  return false;
+  if (best == nullptr) return false;
+  evict(best);
+  return !best->resident;
 }
 
 bool Engine::make_room(std::uint64_t bytes) {

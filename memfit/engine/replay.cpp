@@ -39,6 +39,12 @@ std::uint64_t checksum(const void* data, std::uint64_t bytes) {
 }
 }  // namespace detail
 
+namespace {
+// What a smaller region made on its way goes at once: making it again costs less than its place. Of a larger one it
+// stays until somebody needs the room, since the ops that follow often want the same region.
+constexpr std::size_t kKeptRegion = 8;
+}  // namespace
+
 struct Engine::Pass {
   std::vector<Recipe*> order;
   std::vector<Value*> members;
@@ -91,21 +97,32 @@ class ContextGuard {
 
 }  // namespace
 
-// First in one pass, which runs no op twice. When that does not fit: value by value, holding only what the next op
-// needs; what was made on the way may be evicted and made again, a bounded number of times.
+// In one pass, which runs no op twice. When not all that the pass makes fits, what it needs latest is dropped, and
+// another pass makes that again. When that does not do either: value by value, holding only what the next op needs.
+// Either way the number of replays is bounded.
 void Engine::restore(const std::vector<Value*>& targets) {
+  constexpr int kPasses = 32;
+  const std::uint64_t before = stats_.recomputed_ops;
+  std::size_t region = 0;
   ++attempts_;
   try {
-    restore_at_once(targets);
+    for (int i = 0; i < kPasses; ++i) {
+      if (restore_at_once(targets)) {
+        --attempts_;
+        return;
+      }
+      region = std::max(region, last_region_);
+      if (stats_.recomputed_ops - before > 16 * region) break;
+    }
     --attempts_;
-    return;
   } catch (const OutOfBudget&) {
     --attempts_;
   } catch (...) {
     --attempts_;
     throw;
   }
-  restore_frugally(targets, 64 + 32 * last_region_);
+  region = std::max(region, last_region_);
+  restore_frugally(targets, 64 + 16 * region);
 }
 
 struct Engine::Frugal {
@@ -125,7 +142,6 @@ void Engine::restore_frugally(const std::vector<Value*>& targets, std::size_t mo
     memory::set_current_op(op);
     for (std::size_t i = 0; i < locked; ++i) --targets[i]->locks;
     for (Value* v : frugal.made) {
-      if (!v->bound && v->held && v->recipe != nullptr && v->locks == 0) drop_held(v);
       --v->references;
       release_if_unused(v);
     }
@@ -184,7 +200,7 @@ void Engine::bring(Value* value, Frugal& frugal) {
   TORCH_INTERNAL_ASSERT(value->resident, "memfit: a value of ", value->bytes, " bytes did not come back");
 }
 
-std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
+bool Engine::restore_at_once(const std::vector<Value*>& targets) {
   Pass pass;
   pass.id = ++visit_;
   const std::uint64_t t0 = detail::ticks();
@@ -201,8 +217,7 @@ std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
       }
       v->pass_uses = 0;
       v->in_pass = false;
-      // Temporaries that were not reached are let go; sources keep what they hold.
-      if (!v->bound && v->held && v->recipe != nullptr) drop_held(v);
+      if (!v->bound && v->held && v->recipe != nullptr && pass.order.size() < kKeptRegion) drop_held(v);
       --v->references;
       release_if_unused(v);
     }
@@ -244,7 +259,21 @@ std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
     }
     std::sort(pass.order.begin(), pass.order.end(), [](const Recipe* a, const Recipe* b) { return a->sequence < b->sequence; });
     last_region_ = pass.order.size();
-    for (Recipe* recipe : pass.order) replay(pass, recipe);
+    for (std::size_t i = 0; i < pass.order.size(); ++i) {
+      bool done = false;
+      while (!done) {
+        if (!inputs_present(pass.order[i])) {
+          finish();
+          return false;
+        }
+        try {
+          replay(pass, pass.order[i]);
+          done = true;
+        } catch (const OutOfBudget&) {
+          if (!shed(pass, i, targets)) throw;
+        }
+      }
+    }
     for (const Value* v : targets) {
       TORCH_INTERNAL_ASSERT(v->resident || !v->bound, "memfit: a value of ", v->bytes, " bytes did not come back");
     }
@@ -253,7 +282,47 @@ std::size_t Engine::restore_at_once(const std::vector<Value*>& targets) {
     throw;
   }
   finish();
-  return pass.order.size();
+  return true;
+}
+
+bool Engine::inputs_present(const Recipe* recipe) {
+  for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
+    const Value* v = recipe->tensors[i].value;
+    if (v != nullptr && !v->resident) return false;
+  }
+  return true;
+}
+
+// Room for what the pass makes next: a quarter of what it holds goes, first what it needs latest.
+bool Engine::shed(Pass& pass, std::size_t position, const std::vector<Value*>& targets) {
+  const std::uint64_t id = ++visit_;
+  for (Value* v : targets) v->visit = id;
+  Recipe* now = pass.order[position];
+  for (std::uint32_t i = 0; i < now->tensor_count; ++i) {
+    if (now->tensors[i].value != nullptr) now->tensors[i].value->visit = id;
+  }
+  std::vector<Value*> by_next_use;
+  std::uint64_t held = 0;
+  for (std::size_t i = position + 1; i < pass.order.size(); ++i) {
+    const Recipe* recipe = pass.order[i];
+    for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
+      Value* v = recipe->tensors[k].value;
+      if (v == nullptr || v->visit == id || !v->pass_locked || v->locks != 1 || !evictable(v)) continue;
+      v->visit = id;
+      held += v->bytes;
+      by_next_use.push_back(v);
+    }
+  }
+  std::uint64_t freed = 0;
+  while (!by_next_use.empty() && freed <= held / 4) {
+    Value* v = by_next_use.back();
+    by_next_use.pop_back();
+    v->pass_locked = false;
+    --v->locks;
+    evict(v);
+    if (!v->resident) freed += v->bytes;
+  }
+  return freed != 0;
 }
 
 namespace {
@@ -277,11 +346,11 @@ at::Tensor Engine::tensor_for(Pass& pass, TensorArg& arg) {
     std::memset(Block::of(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context())->data(), 0, arg.storage_bytes);
   } else {
     Value* value = arg.value;
-    TORCH_INTERNAL_ASSERT(value->resident, "memfit: an input of a replay is missing");
     const auto buffer = std::find_if(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; });
     if (buffer != pass.in_place.end()) {
       storage = buffer->second;
     } else {
+      TORCH_INTERNAL_ASSERT(value->resident, "memfit: an input of a replay is missing");
       storage = storage_of(value);
     }
   }
@@ -348,11 +417,11 @@ void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c1
     value->block->value = value;
     value->held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(made);
     value->resident = true;
+    value->last_use = clock_;
+    update_candidate(value);
     if (frugal) {
       ++value->references;
       pass.made->push_back(value);
-      value->last_use = sequence_;
-      update_candidate(value);
     }
   } else {
     return;
@@ -379,6 +448,10 @@ void Engine::check_bytes(Value* value, Recipe* recipe) {
 }
 
 void Engine::replay(Pass& pass, Recipe* recipe) {
+  ++clock_;
+  for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
+    if (recipe->tensors[i].value != nullptr) recipe->tensors[i].value->last_use = clock_;
+  }
   pass.in_place.clear();
   // In-place arguments first: they get a buffer that may be written.
   for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
@@ -388,10 +461,18 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
     std::uint32_t here = 0;
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) here += recipe->tensors[k].value == value ? 1 : 0;
     if (std::any_of(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; })) continue;
-    if (pass.made == nullptr && !value->bound && value->held && value->recipe != nullptr && value->pass_uses == here) {
+    bool last = !value->bound && value->held && value->recipe != nullptr;
+    if (pass.made == nullptr) {
+      last = last && value->pass_uses == here;
+    } else {
+      std::uint32_t readers = 0;
+      for (const TensorArg* r = value->readers; r != nullptr && readers <= here; r = r->next) ++readers;
+      last = last && readers == here;
+    }
+    if (last) {
       // Last use: the buffer itself is handed on.
       pass.in_place.emplace_back(value, c10::Storage(value->held));
-      if (value->block != nullptr) value->block->value = nullptr;
+      drop_held(value);
     } else {
       c10::Storage copy = fresh_storage(allocator_, value->bytes);
       const auto from = storage_of(value);
@@ -463,7 +544,7 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
       value->pass_locked = false;
       --value->locks;
     }
-    if (!value->bound && value->held && value->recipe != nullptr) drop_held(value);
+    if (!value->bound && value->held && value->recipe != nullptr && pass.order.size() < kKeptRegion) drop_held(value);
   }
   pass.in_place.clear();
 }

@@ -84,9 +84,13 @@ struct Value {
   TensorArg* readers = nullptr;
   std::uint32_t references = 0;                        // readers and passes
   std::uint32_t locks = 0;                             // ops in flight that use the bytes
+  std::uint32_t writes = 0;                            // in-place ops in a row that made it
   std::uint32_t depth = 0;                             // longest chain of recipes below
   std::int32_t candidate = -1;                         // index among the evictable
-  std::uint64_t last_use = 0;
+  std::uint64_t born = 0;                              // number of the op that met it first
+  std::uint64_t last_use = 0;                          // on the engine's clock
+  std::uint64_t looked = 0;                            // when bring_cost was worked out with care
+  float bring_cost = 0;                                // ns to make it again, as far as known when it lost its bytes
   void* stand_in = nullptr;                            // address range that stands for evicted bytes
   std::uint64_t visit = 0;
   std::uint32_t pass_uses = 0;                         // uses left in the running replay pass

@@ -59,7 +59,8 @@ c10::DeleterFnPtr default_deleter() {
 Value* Engine::new_value(std::uint64_t bytes) {
   auto* value = new Value();
   value->bytes = bytes;
-  value->last_use = sequence_;
+  value->born = sequence_;
+  value->last_use = clock_;
   ++value_count_;
   return value;
 }
@@ -217,6 +218,7 @@ void Engine::cut_readers(Value* value) {
       std::vector<Value*> results = recipe->results;
       for (Value* r : results) {
         if (r == nullptr) continue;
+        if (is_temporary(r)) drop_held(r);
         r->recipe = nullptr;
         r->depth = 0;
         update_candidate(r);
@@ -254,7 +256,7 @@ Engine::Dependents Engine::dependents_of(Value* value, std::size_t most) {
       for (Value* r : recipe->results) {
         if (r == nullptr || r->visit == id) continue;
         r->visit = id;
-        if (r->resident) {
+        if (r->resident && !is_temporary(r)) {
           found.resident.push_back(r);
           continue;
         }
@@ -362,6 +364,7 @@ bool Engine::keep_dropped(Block* block) noexcept {
   block->value = nullptr;
   value->block = nullptr;
   value->resident = false;
+  note_bring_cost(value);
   update_candidate(value);
   ++value->references;   // cut_readers would let go of it
   if (value->readers != nullptr && value->recipe == nullptr) cut_readers(value);
@@ -459,6 +462,7 @@ void Engine::raw_access(c10::StorageImpl* storage) {
   Value* value = value_of(storage, limited_);
   if (value == nullptr || value->escaped) return;
   ++sequence_;
+  ++clock_;
   ++value->locks;
   try {
     if (!value->resident) restore(value);
@@ -571,7 +575,7 @@ void Engine::settle(Value* value, c10::DataPtr&& data) {
   block->value = value;
   block->flags &= ~static_cast<std::uint32_t>(Block::kReplay);
   value->resident = true;
-  value->last_use = sequence_;
+  value->last_use = clock_;
   --evicted_count_;
   update_candidate(value);
 }

@@ -173,7 +173,9 @@ bool ended_by_refusal(const trace::RunStatus& status, const RunFacts& facts) {
   if (value(status.refusals) == 0) return false;
   // An uncaught C++ exception ends in abort(). Any other signal is somebody else's doing.
   const bool failed = facts.signal ? *facts.signal == SIGABRT : facts.exit_status.value_or(0) != 0;
-  return failed && value(status.ops) - value(status.ops_at_last_refusal) <= kOpsAfterRefusal;
+  // abort() is a thread's end as well, and the program's other threads go on until then.
+  const std::uint64_t most = facts.signal ? 100 * kOpsAfterRefusal : kOpsAfterRefusal;
+  return failed && value(status.ops) - value(status.ops_at_last_refusal) <= most;
 }
 
 std::string rank_report_path(const std::string& path, std::int64_t rank) {

@@ -198,7 +198,7 @@ ZOO(optimizers) {
       rec.add(step, "loss" + std::to_string(kind), loss);
       auto fixed = parameters;
       fixed.push_back(x);
-      rec.fixed_bytes(fixed, 3);
+      rec.fixed_bytes(fixed, kind == 5 ? 20 : 3);   // LBFGS keeps a history of directions and gradients
     }
     rec.module(kind, *net);
     if (kind != 5) rec.optimizer(kind, *optimizer);
