@@ -30,6 +30,8 @@ constexpr std::uint32_t kMaxDepth = 2048;
 constexpr std::size_t kMaxRecipes = 4'000'000;
 // Resident bytes kept free under a memory limit for what grows unannounced: small heap blocks, stacks, page tables.
 constexpr std::uint64_t kMemoryMargin = std::uint64_t{12} << 20;
+// Arguments that may change unseen (a raw pointer to them is out) are copied for a recipe up to this size.
+constexpr std::uint64_t kSnapshotBytes = 4096;
 constexpr int kPart = -2;   // instead of an index in a list argument: tensor inside a sparse one
 // Results below this are cheaper kept than recorded.
 constexpr std::uint64_t kMinRecordedBytes = 128;
@@ -461,7 +463,7 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
   std::uint32_t depth = 0;
   for (const auto& a : call.args) {
     if (a.hidden || a.blank) continue;
-    if (a.value->escaped) return;
+    if (a.value->escaped && (a.written || a.value->bytes > kSnapshotBytes)) return;
     if (a.written && a.value->recipe == nullptr) return;
     if (!a.value->bound && !available(a.value)) return;
     depth = std::max(depth, a.value->depth);
@@ -480,6 +482,18 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
     if (generator.device().type() != c10::kCPU) return;
     std::lock_guard generator_lock(generator.mutex());
     recipe->generator = generator.clone();
+  }
+  // Copies of small arguments that somebody may write unseen. They can fail, so they come before anything is linked.
+  c10::SmallVector<Value*, 10> copies;
+  try {
+    for (const auto& a : call.args) {
+      copies.push_back(!a.hidden && !a.blank && a.value->escaped ? snapshot(a.value) : nullptr);
+    }
+  } catch (...) {
+    for (Value* copy : copies) {
+      if (copy != nullptr) release_if_unused(copy);
+    }
+    throw;
   }
   recipe->args.reserve(rule.args);
   for (std::uint32_t i = 0; i < rule.args; ++i) {
@@ -512,7 +526,7 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
     t.dtype = impl->dtype();
     t.keys = impl->key_set();
     t.wrapped_number = impl->is_wrapped_number();
-    if (t.use == TensorArg::Use::Read || t.use == TensorArg::Use::InPlace) add_reader(t, recipe.get(), a.value);
+    if (t.use == TensorArg::Use::Read || t.use == TensorArg::Use::InPlace) add_reader(t, recipe.get(), copies[i] != nullptr ? copies[i] : a.value);
   }
   ++recipe_count_;
   call.recipe = recipe.release();
@@ -563,6 +577,7 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
       c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
       if (data.get_deleter() == &CpuAllocator::delete_block && data.get_context() != nullptr) {
         Block* block = Block::of(data.get_context());
+        arm(storage);
         if (block->value == nullptr && block->birth > call.first_birth && recipe != nullptr &&
             block->requested >= kMinRecordedBytes) {
           made = new_value(block->requested);

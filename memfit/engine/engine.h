@@ -136,10 +136,14 @@ class Engine final : public memory::MemoryPressure {
   void before_content_is_lost(Value* value, bool may_copy);
   void keep_resident_dependents(Value* value);
   void restore_dependents(Value* value);
+  c10::DataPtr copy_of(Value* value, const void* bytes);
+  void hold(Value* value, c10::DataPtr&& data);
   void hold_copy(Value* value);
+  Value* snapshot(Value* value);
   void drop_held(Value* value);
   bool release_retained(std::uint64_t bytes);
   void arm(Value* value);
+  static void arm(c10::StorageImpl* storage);
   void disarm(c10::StorageImpl* storage);
 
   // eviction (evictor.cpp)

@@ -341,6 +341,29 @@ TEST_F(EngineTest, WhatIsWrittenThroughAHeldPointerIsNotLost) {
   });
 }
 
+TEST_F(EngineTest, WhatIsWrittenThroughAPointerTakenBeforeAnyOpReadTheTensorIsNotLost) {
+  expect_exact([] {
+    Tensors kept;
+    Tensor small = at::ones({16}), large = at::ones({4096});
+    auto* s = small.mutable_data_ptr<float>();
+    auto* l = large.mutable_data_ptr<float>();
+    for (int i = 0; i < 12; ++i) {
+      Tensor y = at::randn({256, 16}) * small;
+      kept.push_back(y);
+      kept.push_back((large + y.flatten()).tanh());
+      kept.push_back(kept.back() * 2);
+      s[i] = static_cast<float>(i);
+      l[i] = static_cast<float>(2 * i);
+    }
+    Tensors out{small, large};
+    for (Tensor& k : kept) {
+      out.push_back(k.to(at::kDouble).sum());
+      k = Tensor();
+    }
+    return out;
+  });
+}
+
 TEST_F(EngineTest, ReadingEvictedBytesDirectlyFindsThem) {
   expect_exact([] {
     Tensors kept;

@@ -370,6 +370,45 @@ struct Lent {
 };
 }  // namespace
 
+namespace {
+/// The default generator with another's state, while it lives. Not by get_state(): that allocates, and must not fail
+/// on the way back.
+class DefaultGenerator {
+ public:
+  explicit DefaultGenerator(const at::Generator& other)
+      : generator_(at::globalContext().defaultGenerator(c10::kCPU)),
+        mine_(*at::check_generator<at::CPUGeneratorImpl>(generator_)) {
+    const std::lock_guard lock(mine_.mutex_);
+    saved_ = State(mine_);
+    State(*at::check_generator<at::CPUGeneratorImpl>(other)).put_into(mine_);
+  }
+  ~DefaultGenerator() {
+    const std::lock_guard lock(mine_.mutex_);
+    saved_.put_into(mine_);
+  }
+  DefaultGenerator(const DefaultGenerator&) = delete;
+  DefaultGenerator& operator=(const DefaultGenerator&) = delete;
+
+ private:
+  struct State {
+    State() = default;
+    explicit State(at::CPUGeneratorImpl& from)
+        : engine(from.engine()), single(from.next_float_normal_sample()), twice(from.next_double_normal_sample()) {}
+    void put_into(at::CPUGeneratorImpl& to) const {
+      to.set_engine(engine);
+      to.set_next_float_normal_sample(single);
+      to.set_next_double_normal_sample(twice);
+    }
+    at::mt19937 engine;
+    std::optional<float> single;
+    std::optional<double> twice;
+  };
+  at::Generator generator_;
+  at::CPUGeneratorImpl& mine_;
+  State saved_;
+};
+}  // namespace
+
 void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
   const Lent lent(lock_);
   detail::InOp in_op;
@@ -382,22 +421,8 @@ void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
     return;
   }
   // The kernel takes the default generator and nothing else: it gets the recorded state for the moment.
-  at::Generator generator = at::globalContext().defaultGenerator(c10::kCPU);
-  at::Generator now;
-  {
-    std::lock_guard lock(generator.mutex());
-    now = generator.clone();
-    generator.set_state(recipe->generator.get_state());
-  }
-  try {
-    recipe->rule->op.callBoxed(stack);
-  } catch (...) {
-    std::lock_guard lock(generator.mutex());
-    generator.set_state(now.get_state());
-    throw;
-  }
-  std::lock_guard lock(generator.mutex());
-  generator.set_state(now.get_state());
+  const DefaultGenerator borrowed(recipe->generator);
+  recipe->rule->op.callBoxed(stack);
 }
 
 void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c10::Storage& storage) {

@@ -304,9 +304,7 @@ void Engine::before_content_is_lost(Value* value, bool may_copy) {
   cut_readers(value);
 }
 
-void Engine::hold_copy(Value* value) {
-  auto storage = value->binding.lock();
-  if (!storage) return;
+c10::DataPtr Engine::copy_of(Value* value, const void* bytes) {
   ++value->locks;
   const bool old = memory::set_allocating_for_replay(true);
   c10::DataPtr copy;
@@ -319,8 +317,33 @@ void Engine::hold_copy(Value* value) {
   }
   memory::set_allocating_for_replay(old);
   --value->locks;
-  std::memcpy(copy.get(), storage->_mutable_data_ptr_no_checks().get(), value->bytes);
-  Block* block = Block::of(copy.get());
+  std::memcpy(copy.get(), bytes, value->bytes);
+  return copy;
+}
+
+void Engine::hold(Value* value, c10::DataPtr&& data) {
+  value->block = Block::of(data.get_context());
+  value->block->value = value;
+  value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                      static_cast<std::int64_t>(value->bytes), std::move(data), nullptr, false);
+  value->resident = true;
+  retained_.push_back(value);
+}
+
+// The content of a value that may change unseen, for one recipe alone.
+Value* Engine::snapshot(Value* value) {
+  auto storage = value->binding.lock();
+  if (!storage) return nullptr;
+  c10::DataPtr copy = copy_of(value, storage->_mutable_data_ptr_no_checks().get());
+  Value* fresh = new_value(value->bytes);
+  hold(fresh, std::move(copy));
+  return fresh;
+}
+
+void Engine::hold_copy(Value* value) {
+  auto storage = value->binding.lock();
+  if (!storage) return;
+  c10::DataPtr copy = copy_of(value, storage->_mutable_data_ptr_no_checks().get());
   if (value->outside) {
     // The adopted storage keeps its counting; it gets a value of its own.
     auto* adopted = static_cast<Adopted*>(storage->_mutable_data_ptr_no_checks().get_context());
@@ -334,12 +357,7 @@ void Engine::hold_copy(Value* value) {
   } else {
     unbind(value);
   }
-  value->block = block;
-  block->value = value;
-  value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                      static_cast<std::int64_t>(value->bytes), std::move(copy), nullptr, false);
-  value->resident = true;
-  retained_.push_back(value);
+  hold(value, std::move(copy));
 }
 
 bool Engine::keep_dropped(Block* block) noexcept {
@@ -448,9 +466,12 @@ bool Engine::release_retained(std::uint64_t bytes) {
 // Raw pointers taken outside ops are noticed while the hook is on; a kernel's own are not ours to notice.
 void Engine::arm(Value* value) {
   if (!value->bound || value->escaped || value->locks != 0) return;
-  if (value->recipe == nullptr && value->readers == nullptr) return;
-  auto storage = value->binding.lock();
-  if (storage && !storage->has_materializer()) storage->set_materializer(&on_raw_access);
+  if (auto storage = value->binding.lock()) arm(storage.get());
+}
+
+// Also of storages that have no value yet: a pointer that is taken now may be written through when they have one.
+void Engine::arm(c10::StorageImpl* storage) {
+  if (!storage->has_materializer()) storage->set_materializer(&on_raw_access);
 }
 
 void Engine::disarm(c10::StorageImpl* storage) {
@@ -541,7 +562,7 @@ void Engine::evict(Value* value) {
   data.release_context();
   value->stand_in = device::AddressReservation::instance().reserve(value->bytes, value);
   storage->set_data_ptr_noswap(c10::DataPtr(value->stand_in, value, &delete_evicted, device));
-  if (!storage->has_materializer()) storage->set_materializer(&on_raw_access);
+  arm(storage.get());
   Block* block = value->block;
   value->block = nullptr;
   value->resident = false;
