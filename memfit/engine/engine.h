@@ -203,6 +203,7 @@ class Engine final : public memory::MemoryPressure {
   std::vector<Queued> queue_;
   std::vector<Recipe*> score_walk_;
   std::uint64_t queue_clock_ = 0;
+  std::size_t queue_size_ = 0;
   std::uint64_t random_state_ = 0x9E3779B97F4A7C15ull;
   std::vector<Value*> retained_;
   std::unordered_set<Recipe*> threadbound_;   // random ops whose kernel takes the default generator

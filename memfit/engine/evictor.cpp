@@ -14,7 +14,8 @@ namespace {
 constexpr std::uint64_t kMinEvictedBytes = 128;
 constexpr std::size_t kScoredAtOnce = 192;     // candidates scored for one queue
 constexpr std::size_t kQueue = 16;             // evictions one scoring serves at most
-constexpr std::uint64_t kQueueAge = 24;        // ops after which a scoring is stale
+constexpr std::size_t kMany = 2048;
+constexpr std::uint64_t kQueueAge = 24;        // ops after which a scoring is stale; more for a longer queue
 constexpr std::size_t kRoughNodes = 48;        // recipes counted when adding up what bringing back costs, at first
 constexpr std::size_t kNodes = 2048;           // and of those that are next to go
 constexpr std::uint64_t kLookAge = 64;         // ops for which such a closer look counts
@@ -114,8 +115,10 @@ void Engine::refill_queue() {
   queue_.clear();
   queue_clock_ = clock_;
   const std::size_t n = candidates_.size();
-  const std::size_t scored = std::min(n, kScoredAtOnce);
-  const std::size_t keep = n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
+  // Thousands of values are small ones: which of them goes matters less than how long it takes to say.
+  queue_size_ = n > kMany ? std::min<std::size_t>(n / 64, 256) : n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
+  const std::size_t keep = queue_size_;
+  const std::size_t scored = n > kMany ? 3 * keep : std::min(n, kScoredAtOnce);
   for (std::size_t i = 0; i < scored; ++i) {
     std::size_t index = i;
     if (n > kScoredAtOnce) {
@@ -138,7 +141,7 @@ void Engine::refill_queue() {
 
 bool Engine::evict_one() {
   for (int attempt = 0; attempt < 3; ++attempt) {
-    if (queue_.empty() || clock_ - queue_clock_ > kQueueAge) refill_queue();
+    if (queue_.empty() || clock_ - queue_clock_ > kQueueAge * queue_size_ / kQueue) refill_queue();
     if (queue_.empty()) break;
     const double worst = queue_.front().score;
     while (!queue_.empty()) {
@@ -147,7 +150,8 @@ bool Engine::evict_one() {
       next.value->queued = false;
       if (next.value->locks != 0 || next.value->last_use != next.last_use || next.value->candidate < 0) continue;
       // A closer look: its walk may have ended too early, and evictions since then may have made it dear.
-      if (score(next.value, kNodes) > 2 * worst) continue;
+      const std::size_t nodes = std::clamp<std::size_t>(next.value->bytes / 16, kRoughNodes + 1, kNodes);
+      if (score(next.value, nodes) > 2 * worst) continue;
       evict(next.value);
       if (!next.value->resident) return true;
     }

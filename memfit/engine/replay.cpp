@@ -42,7 +42,7 @@ std::uint64_t checksum(const void* data, std::uint64_t bytes) {
 namespace {
 // What a smaller region made on its way goes at once: making it again costs less than its place. Of a larger one it
 // stays until somebody needs the room, since the ops that follow often want the same region.
-constexpr std::size_t kKeptRegion = 8;
+constexpr std::size_t kKeptRegion = 64;
 }  // namespace
 
 struct Engine::Pass {
