@@ -12,7 +12,8 @@ namespace memfit::device {
 namespace {
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 constexpr int kClasses = 28;                                 // 4 KiB ... 512 GiB
-constexpr std::size_t kClassBytes = std::size_t{1} << 39;    // addresses for each class
+constexpr std::size_t kMostClassBytes = std::size_t{1} << 39;    // addresses for each class, where there are so many
+constexpr std::size_t kLeastClassBytes = std::size_t{1} << 31;
 struct sigaction previous_handler;
 bool (*fault_callback)(void*) = nullptr;
 
@@ -67,10 +68,14 @@ AddressReservation& AddressReservation::instance() {
 }
 
 AddressReservation::AddressReservation() {
-  void* raw = mmap(nullptr, kClasses * kClassBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return;  // address space is limited: evicted tensors then have a null data pointer
-  base_ = static_cast<char*>(raw);
   slots_ = new Slots();
+  // Limits on address space and sanitizers leave less.
+  for (class_bytes_ = kMostClassBytes; class_bytes_ >= kLeastClassBytes; class_bytes_ /= 2) {
+    void* raw = mmap(nullptr, kClasses * class_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (raw == MAP_FAILED) continue;
+    base_ = static_cast<char*>(raw);
+    return;
+  }
 }
 
 void* AddressReservation::reserve(std::size_t bytes, void* owner) {
@@ -87,16 +92,16 @@ void* AddressReservation::reserve(std::size_t bytes, void* owner) {
     c.owners[slot] = owner;
   } else {
     slot = static_cast<std::uint32_t>(c.owners.size());
-    if ((slot + 1) * slot_bytes > kClassBytes) return nullptr;
+    if ((slot + 1) * slot_bytes > class_bytes_) return nullptr;
     c.owners.push_back(owner);
     c.accessible.push_back(false);
   }
-  return base_ + index * kClassBytes + slot * slot_bytes;
+  return base_ + index * class_bytes_ + slot * slot_bytes;
 }
 
 bool AddressReservation::contains(const void* address) const noexcept {
   const char* p = static_cast<const char*>(address);
-  return base_ != nullptr && p >= base_ && p < base_ + kClasses * kClassBytes;
+  return base_ != nullptr && p >= base_ && p < base_ + kClasses * class_bytes_;
 }
 
 namespace {
@@ -105,16 +110,16 @@ struct Place {
   std::uint32_t slot;
   std::size_t slot_bytes;
 };
-Place place_of(const char* base, const void* address) {
+Place place_of(const char* base, std::size_t class_bytes, const void* address) {
   const std::size_t offset = static_cast<std::size_t>(static_cast<const char*>(address) - base);
-  const int index = static_cast<int>(offset / kClassBytes);
+  const int index = static_cast<int>(offset / class_bytes);
   const std::size_t slot_bytes = std::size_t{4096} << index;
-  return {index, static_cast<std::uint32_t>((offset % kClassBytes) / slot_bytes), slot_bytes};
+  return {index, static_cast<std::uint32_t>((offset % class_bytes) / slot_bytes), slot_bytes};
 }
 }  // namespace
 
 void AddressReservation::release(void* address) noexcept {
-  const Place p = place_of(base_, address);
+  const Place p = place_of(base_, class_bytes_, address);
   std::lock_guard lock(slots_->mutex);
   auto& c = slots_->classes[p.index];
   if (c.accessible[p.slot]) {
@@ -127,7 +132,7 @@ void AddressReservation::release(void* address) noexcept {
 }
 
 bool AddressReservation::make_accessible(void* address) noexcept {
-  const Place p = place_of(base_, address);
+  const Place p = place_of(base_, class_bytes_, address);
   if (mprotect(address, p.slot_bytes, PROT_READ | PROT_WRITE) != 0) return false;
   std::lock_guard lock(slots_->mutex);
   slots_->classes[p.index].accessible[p.slot] = true;
@@ -135,11 +140,11 @@ bool AddressReservation::make_accessible(void* address) noexcept {
 }
 
 void* AddressReservation::owner_of(const void* address, void** start) const noexcept {
-  const Place p = place_of(base_, address);
+  const Place p = place_of(base_, class_bytes_, address);
   std::lock_guard lock(slots_->mutex);
   const auto& c = slots_->classes[p.index];
   if (p.slot >= c.owners.size()) return nullptr;
-  *start = base_ + p.index * kClassBytes + p.slot * p.slot_bytes;
+  *start = base_ + p.index * class_bytes_ + p.slot * p.slot_bytes;
   return c.owners[p.slot];
 }
 

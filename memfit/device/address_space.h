@@ -38,6 +38,7 @@ class AddressReservation {
   struct Slots;
   Slots* slots_ = nullptr;
   char* base_ = nullptr;
+  std::size_t class_bytes_ = 0;
 };
 
 /// Calls `on_fault(address)` when a thread touches an address of the reservation; true means: made accessible, retry.

@@ -558,9 +558,12 @@ void Engine::evict(Value* value) {
     value->checksum = detail::checksum(value->block->data(), value->bytes);
     value->has_checksum = true;
   }
+  // Without an address that faults, whoever reads the bytes directly would find nothing there.
+  void* stand_in = device::AddressReservation::instance().reserve(value->bytes, value);
+  if (stand_in == nullptr) return;
+  value->stand_in = stand_in;
   const c10::Device device = data.device();
   data.release_context();
-  value->stand_in = device::AddressReservation::instance().reserve(value->bytes, value);
   storage->set_data_ptr_noswap(c10::DataPtr(value->stand_in, value, &delete_evicted, device));
   arm(storage.get());
   Block* block = value->block;

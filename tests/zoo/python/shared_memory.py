@@ -29,7 +29,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     shared = torch.zeros(1024, 96).share_memory_()
     wanted, done = context.Queue(), context.Queue()
-    child = context.Process(target=fill, args=(shared, wanted, done))
+    child = context.Process(target=fill, args=(shared, wanted, done), daemon=True)  # ends with its parent, refused or not
     child.start()
     for step in range(4):
         wanted.put(step)
