@@ -83,7 +83,8 @@ bool must_pass(const OpRule& rule, DispatchKeySet keys) {
     // An op that autocast has yet to cast: its cast version comes by again.
     if (rule.has_autocast[0] && keys.has(DispatchKey::AutocastCPU)) return true;
     if (rule.has_autocast[1] && keys.has(DispatchKey::AutocastCUDA)) return true;
-    if (keys.has(DispatchKey::Conjugate) || keys.has(DispatchKey::Negative)) return true;
+    // Lazily conjugated and negated arguments do not pass: their fallback redispatches to the kernel below this door, so the
+    // op would run unseen. It is one unit with its keys, which a recipe keeps.
   }
   return false;
 }

@@ -7,6 +7,7 @@
 #include "memfit/device/address_space.h"
 #include "memfit/engine/detail/ticks.h"
 #include "memfit/engine/engine.h"
+#include "memfit/engine/out_of_budget.h"
 
 namespace memfit::engine {
 
@@ -537,6 +538,11 @@ bool Engine::raw_fault(void* address) {
     storage->set_data_ptr_noswap(c10::DataPtr(start, new StoodIn{start, value, bytes}, &delete_stood_in, device));
     ++stats_.raw_faults;
     return true;
+  } catch (const OutOfBudget& error) {
+    // Whoever reads here cannot be told by an exception.
+    std::fprintf(stderr, "%s\nmemfit: the bytes were read without PyTorch, so the program cannot be told and ends here.\n",
+                 error.what_without_backtrace());
+    std::abort();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "memfit: an evicted tensor's bytes were read directly and could not be brought back: %s\n", error.what());
     return false;
