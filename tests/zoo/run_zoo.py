@@ -327,8 +327,8 @@ def parse_options():
 
 
 QUICK = ("py/gpt_sdpa", "py/cnn_batchnorm", "py/lstm_packed", "py/inplace_activations", "py/random_ops_own_generator", "py/dropout_kinds",
-         "py/numpy_views_kept", "py/double_backward", "py/optimizers-foreach", "cpp/gpt", "cpp/script_residual", "cpp/slice_writes",
-         "cpp/threads", "cpp/random_own_generator")
+         "py/raw_pointers_kept", "py/double_backward", "py/optimizers-foreach", "cpp/gpt", "cpp/script_residual", "cpp/slice_writes",
+         "cpp/retained_graph", "cpp/random_own_generator")
 
 
 def selected(options):
