@@ -150,7 +150,7 @@ class Engine final : public memory::MemoryPressure {
   void update_candidate(Value* value);
   bool evictable(const Value* value) const;
   bool evict_one();
-  double score(Value* value, std::size_t most);
+  double score(Value* value, bool closely);
   void enqueue(Value* value, double score);
   void note_bring_cost(Value* value) noexcept;
   void evict(Value* value);

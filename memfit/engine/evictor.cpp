@@ -17,6 +17,7 @@ constexpr std::size_t kQueue = 16;             // evictions one scoring serves a
 constexpr std::size_t kMany = 2048;
 constexpr std::uint64_t kQueueAge = 24;        // ops after which a scoring is stale; more for a longer queue
 constexpr std::size_t kRoughNodes = 48;        // recipes counted when adding up what bringing back costs, at first
+constexpr std::size_t kFewestNodes = 12;       // for values of a few hundred bytes
 constexpr std::size_t kNodes = 2048;           // and of those that are next to go
 constexpr std::uint64_t kLookAge = 64;         // ops for which such a closer look counts
 // Bytes that a replay left go before those that the program will ask for.
@@ -52,16 +53,18 @@ void Engine::update_candidate(Value* value) {
 
 // Nanoseconds to bring `value` back, for each of its bytes: its own op, and whatever of its inputs has no bytes. Evicted
 // inputs that a storage still holds will be brought back anyway, so they weigh less than ghosts, which are made for
-// this alone. The walk meets at most `most` recipes; where it ends, the dearest of what is left counts with what it was
+// this alone. The walk is bounded, more so for small values; where it ends, the dearest of what is left counts with what it was
 // known to cost.
-double Engine::score(Value* value, std::size_t most) {
+double Engine::score(Value* value, bool closely) {
   ++stats_.scored;
   const double age = static_cast<double>(clock_ - value->last_use) + 1;
   // Values used a moment ago are likely used again in a moment; beyond that, age says little.
   double weight = (age < 4 ? 8.0 : age < 16 ? 2.0 : 1.0) / static_cast<double>(value->bytes);
   if (!value->bound) weight *= kTemporary;
   if (value->writes >= kManyWrites) weight *= value->writes;
-  if (most <= kRoughNodes && value->looked != 0 && clock_ - value->looked < kLookAge) return value->bring_cost * weight;
+  if (!closely && value->looked != 0 && clock_ - value->looked < kLookAge) return value->bring_cost * weight;
+  const std::size_t most = closely ? std::clamp<std::size_t>(value->bytes / 16, kFewestNodes, kNodes)
+                                   : std::clamp<std::size_t>(value->bytes / 64, kFewestNodes, kRoughNodes);
   const std::uint64_t id = ++visit_;
   std::vector<Recipe*>& walk = score_walk_;
   walk.clear();
@@ -89,7 +92,7 @@ double Engine::score(Value* value, std::size_t most) {
   }
   cost += beyond;
   value->bring_cost = static_cast<float>(cost);
-  if (most > kRoughNodes) value->looked = clock_;
+  if (closely) value->looked = clock_;
   return cost * weight;
 }
 
@@ -118,7 +121,7 @@ void Engine::refill_queue() {
   // Thousands of values are small ones: which of them goes matters less than how long it takes to say.
   queue_size_ = n > kMany ? std::min<std::size_t>(n / 64, 256) : n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
   const std::size_t keep = queue_size_;
-  const std::size_t scored = n > kMany ? 3 * keep : std::min(n, kScoredAtOnce);
+  const std::size_t scored = n > kMany ? 2 * keep : std::min(n, kScoredAtOnce);
   for (std::size_t i = 0; i < scored; ++i) {
     std::size_t index = i;
     if (n > kScoredAtOnce) {
@@ -129,7 +132,7 @@ void Engine::refill_queue() {
     }
     Value* value = candidates_[index];
     if (value->locks != 0 || value->queued) continue;
-    const double s = score(value, kRoughNodes);
+    const double s = score(value, false);
     if (queue_.size() == keep && s >= queue_.front().score) continue;
     enqueue(value, s);
     if (queue_.size() > keep) {
@@ -150,8 +153,7 @@ bool Engine::evict_one() {
       next.value->queued = false;
       if (next.value->locks != 0 || next.value->last_use != next.last_use || next.value->candidate < 0) continue;
       // A closer look: its walk may have ended too early, and evictions since then may have made it dear.
-      const std::size_t nodes = std::clamp<std::size_t>(next.value->bytes / 16, kRoughNodes + 1, kNodes);
-      if (score(next.value, nodes) > 2 * worst) continue;
+      if (score(next.value, true) > 2 * worst) continue;
       evict(next.value);
       if (!next.value->resident) return true;
     }
@@ -161,7 +163,7 @@ bool Engine::evict_one() {
   double best_score = 0;
   for (Value* value : candidates_) {
     if (value->locks != 0) continue;
-    const double s = score(value, kRoughNodes);
+    const double s = score(value, false);
     if (best != nullptr && s >= best_score) continue;
     best = value;
     best_score = s;
