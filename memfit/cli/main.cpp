@@ -76,6 +76,14 @@ int run_main(int argc, char** argv) {
     app.parse(words);
   } catch (const CLI::Success& help) {
     return app.exit(help);  // --help, --version
+  } catch (const CLI::ConversionError& error) {
+    // "Could not convert: --from = abc": what converts is a number.
+    const std::string_view text = error.what();
+    const auto equals = text.find(" = ");
+    const auto colon = text.find(": ");
+    if (colon == std::string_view::npos || equals == std::string_view::npos || equals < colon) return usage_error(app, error.what());
+    const std::string_view option = text.substr(colon + 2, equals - colon - 2);
+    return usage_error(app, fmt::format("{0}: \"{1}\" is not a number. Write for example {0} 5.", option, text.substr(equals + 3)).c_str());
   } catch (const CLI::ParseError& error) {
     if (argc == 1) {
       fmt::print(stderr, "{}", app.help());
