@@ -117,4 +117,12 @@ void write_output_file(const std::string& path, std::string_view text, Replace r
   sync_folder(path);
 }
 
+std::string path_with_word(const std::string& path, std::string_view word) {
+  const auto slash = path.rfind('/');
+  const auto dot = path.rfind('.');
+  const auto name = slash == std::string::npos ? 0 : slash + 1;
+  const bool has_extension = dot != std::string::npos && dot > name;
+  return has_extension ? fmt::format("{}.{}{}", path.substr(0, dot), word, path.substr(dot)) : fmt::format("{}.{}", path, word);
+}
+
 }  // namespace memfit

@@ -19,4 +19,7 @@ void check_output_file(const std::string& path, std::string_view flag, Replace r
 /// Throws:   Error (status Failed) naming the path; `path` is then untouched and the temporary file gone.
 void write_output_file(const std::string& path, std::string_view text, Replace replace);
 
+/// "run.json" and "rank3" make "run.rank3.json"; a name without an extension gets the word at its end.
+std::string path_with_word(const std::string& path, std::string_view word);
+
 }  // namespace memfit

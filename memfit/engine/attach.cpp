@@ -12,7 +12,9 @@
 #include "memfit/core/bytes.h"
 #include "memfit/core/error.h"
 #include "memfit/device/process_memory.h"
+#include "memfit/core/output_file.h"
 #include "memfit/engine/engine.h"
+#include "memfit/engine/recording_file.h"
 #include "memfit/trace/run_status.h"
 
 namespace memfit::engine {
@@ -24,10 +26,29 @@ std::string variable(const char* name) {
 }
 
 trace::RunStatus* status = nullptr;
+RecordingFile* recording = nullptr;
+
+void save_recording(bool final) {
+  const std::string text = recording->save(final);
+  trace::set_text(status->message, text);
+  // Without `memfit run` or `memfit record` above us nobody else says it.
+  if (final && !text.empty() && variable("MEMFIT_STATUS_DIR").empty() && variable("MEMFIT_QUIET") != "1") {
+    std::fprintf(stderr, "memfit: %s\n", text.c_str());
+  }
+}
+
+void start_recording(const std::string& path, std::int64_t rank) {
+  Recorder& recorder = Engine::instance().start_recording();
+  recording = new RecordingFile(recorder, rank < 0 ? path : path_with_word(path, fmt::format("rank{}", rank)), variable("MEMFIT_FORCE") == "1");
+  recorder.when_sure([] {
+    if (status != nullptr) save_recording(false);
+  });
+}
 
 void at_exit() {
   if (status == nullptr) return;
   Engine& engine = Engine::instance();
+  if (recording != nullptr) save_recording(true);
   engine.publish();
   std::size_t i = 0;
   for (const auto& holder : memory::CpuAllocator::instance().holders_at_peak()) {
@@ -52,6 +73,10 @@ int attach(std::string& message) {
   const Bytes limit = tensor_text.empty() ? Bytes() : parse_size(tensor_text, "MEMFIT_TENSOR_MEMORY");
   const std::string memory_text = variable("MEMFIT_MEMORY");
   const Bytes memory = memory_text.empty() ? Bytes() : parse_size(memory_text, "MEMFIT_MEMORY");
+  const std::string record = variable("MEMFIT_RECORD");
+  if (!record.empty() && (!tensor_text.empty() || !memory_text.empty())) {
+    throw UsageError("MEMFIT_RECORD: a step is recorded without a limit. Leave out MEMFIT_TENSOR_MEMORY and MEMFIT_MEMORY.");
+  }
   status = trace::create_run_status(variable("MEMFIT_STATUS_DIR"));
   if (status == nullptr) throw Error(ExitStatus::Failed, fmt::format("MEMFIT_STATUS_DIR: no status file can be made in \"{}\": {}", variable("MEMFIT_STATUS_DIR"), std::strerror(errno)));
   if (rank != "-") status->rank = std::atoll(rank.c_str());
@@ -61,6 +86,7 @@ int attach(std::string& message) {
   Engine& engine = Engine::instance();
   engine.start(variable("MEMFIT_DOOR"), variable("MEMFIT_VERIFY") == "1", status);
   trace::set_text(status->door, name_of(engine.door()));
+  if (!record.empty()) start_recording(record, status->rank);
   engine.set_limit(limit.count());
   if (memory.count() != 0) {
     status->limit_memory_bytes = memory.count();

@@ -114,6 +114,7 @@ void Engine::start(const std::string& door, bool verify, trace::RunStatus* statu
 std::uint64_t Engine::set_limit(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
   const std::uint64_t old = tensor_limit_;
+  if (bytes != 0 && recorder_ != nullptr) recorder_->stop();   // what happens under a limit is not the program's own step
   tensor_limit_ = bytes;
   apply_limits();
   return old;
@@ -121,6 +122,7 @@ std::uint64_t Engine::set_limit(std::uint64_t bytes) {
 
 void Engine::set_memory_limit(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
+  if (bytes != 0 && recorder_ != nullptr) recorder_->stop();
   memory_limit_ = bytes;
   other_memory_ = 0;
   apply_limits();
@@ -175,6 +177,7 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   const bool careful = limited_.load(std::memory_order_relaxed) || evicted_count_ != 0;   // evicted ones outlive the limit
   if (must_pass(rule, keys)) {
     if (careful && rule.reason == KeepReason::CustomOp) return run_locked(op, rule, rest, stack);
+    if (recording() && rule.reason == KeepReason::CustomOp) recorder_->custom_op(rule, *stack);
     op.redispatchBoxed(rest, stack);
     return;
   }
@@ -184,6 +187,7 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
     std::lock_guard lock(lock_);
     apply_limits();
   }
+  if (!careful && recording()) return run_recorded(op, rule, keys, rest, stack);
   if (rule.op_class == OpClass::Escape && careful) return run_escaping(op, rule, rest, stack);
   c10::impl::ExcludeDispatchKeyGuard outermost(door_key());
   if (!careful || rule.op_class == OpClass::View) {
@@ -216,6 +220,28 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   call.begin_ticks = t1 - t0;
   call.end = t2;
   finish(call, *stack);
+}
+
+Recorder& Engine::start_recording() {
+  std::lock_guard lock(lock_);
+  if (recorder_ == nullptr) recorder_ = std::make_unique<Recorder>(allocator_);
+  return *recorder_;
+}
+
+// Without a limit nothing is evicted, so the op only has to be seen.
+void Engine::run_recorded(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet keys, DispatchKeySet rest, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard outermost(door_key());
+  OpName name(rule);
+  if (rule.op_class == OpClass::View) {
+    op.redispatchBoxed(rest, stack);
+    return;
+  }
+  Recorder::Running running(*recorder_, rule, keys, *stack);
+  {
+    detail::InOp in_op;
+    op.redispatchBoxed(rest, stack);
+  }
+  running.finish(*stack);
 }
 
 // A custom op may hold raw pointers to its arguments while the ops it is made of come by: they stay put meanwhile.
@@ -721,7 +747,7 @@ void Engine::publish() noexcept {
   set(status_->evictions, stats_.evictions);
   set(status_->recomputed_ops, stats_.recomputed_ops);
   set(status_->recompute_ns, stats_.recompute_ns);
-  set(status_->engine_ns, stats_.engine_ns);
+  set(status_->engine_ns, stats_.engine_ns + (recorder_ != nullptr ? recorder_->spent_ns() : 0));
   set(status_->search_ns, stats_.search_ns);
   set(status_->refusals, stats_.refusals);
   set(status_->verified_values, stats_.verified);
@@ -732,6 +758,7 @@ void Engine::after_fork_in_child() {
   new (&turn_) std::recursive_mutex();
   forked_ = true;
   limited_ = false;
+  if (recorder_ != nullptr) recorder_->stop();
   status_ = nullptr;
 }
 

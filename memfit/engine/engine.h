@@ -11,12 +11,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "memfit/engine/door.h"
+#include "memfit/engine/recorder.h"
 #include "memfit/engine/value.h"
 #include "memfit/memory/cpu_allocator.h"
 #include "memfit/trace/run_status.h"
@@ -58,6 +60,10 @@ class Engine final : public memory::MemoryPressure {
   std::uint64_t ops() const { return ops_.load(std::memory_order_relaxed); }
   Door door() const { return door_; }
   const EngineStats& stats() const { return stats_; }
+  /// Record steps from now on, as long as there is no limit. Before the first op and before any limit is set.
+  Recorder& start_recording();
+  /// nullptr when nothing is or was recorded.
+  Recorder* recorder() const { return recorder_.get(); }
   /// Counters into the status page.
   void publish() noexcept;
 
@@ -103,6 +109,8 @@ class Engine final : public memory::MemoryPressure {
   void finish_writes(Call& call);
   void abandon(Call& call) noexcept;
   void unlock_all(Call& call) noexcept;
+  void run_recorded(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet keys, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+  bool recording() const { return recorder_ != nullptr && recorder_->on(); }
   void run_escaping(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest, torch::jit::Stack* stack);
   void run_locked(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest, torch::jit::Stack* stack);
   NumericContext numeric_context() const;
@@ -184,6 +192,7 @@ class Engine final : public memory::MemoryPressure {
   std::atomic<bool> limited_{false};
   Door door_ = Door::Fake;
   trace::RunStatus* status_ = nullptr;
+  std::unique_ptr<Recorder> recorder_;
   EngineStats stats_;
   std::atomic<std::uint64_t> ops_{0};
   std::uint64_t sequence_ = 0;                // ops of the program

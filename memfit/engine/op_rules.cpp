@@ -110,6 +110,8 @@ OpRule make_rule(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   OpRule rule(op);
   rule.name = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+  rule.name_hash = 0xcbf29ce484222325ull;   // FNV-1a
+  for (const char c : rule.name) rule.name_hash = (rule.name_hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   rule.args = static_cast<std::uint32_t>(schema.arguments().size());
   note_arguments(schema, rule);
   const std::string& name = schema.name();

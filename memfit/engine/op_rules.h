@@ -30,6 +30,7 @@ enum class KeepReason : std::uint8_t { None, SideEffect, Nondeterministic, Custo
 struct OpRule {
   c10::OperatorHandle op;        // a copy: handles given to kernels may be temporaries
   std::string name;              // with overload
+  std::uint64_t name_hash = 0;   // the same in every process
   OpClass op_class = OpClass::Record;
   KeepReason reason = KeepReason::None;
   std::uint32_t args = 0;

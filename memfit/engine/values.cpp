@@ -480,6 +480,7 @@ void Engine::disarm(c10::StorageImpl* storage) {
 }
 
 void Engine::raw_access(c10::StorageImpl* storage) {
+  if (recording()) return recorder_->raw_access(storage);
   const Turn turn(*this);
   Value* value = value_of(storage, limited_);
   if (value == nullptr || value->escaped) return;

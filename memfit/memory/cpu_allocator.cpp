@@ -116,6 +116,7 @@ Block* CpuAllocator::take(std::uint64_t bytes) {
   ledger_.live += bytes;
   note_live();
   if (!thread_state.replay) program_grew(bytes);
+  if (observer_ != nullptr) observer_->taken(block);
   return block;
 }
 
@@ -161,6 +162,7 @@ void CpuAllocator::note_live() {
 
 void CpuAllocator::give(Block* block) noexcept {
   if (holders_stale_) note_holders();
+  if (observer_ != nullptr) observer_->given(block);
   block->prev->next = block->next;
   block->next->prev = block->prev;
   ledger_.live -= block->requested;

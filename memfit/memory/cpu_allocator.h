@@ -59,6 +59,14 @@ class MemoryPressure {
   [[noreturn]] virtual void refuse(std::uint64_t bytes) = 0;
 };
 
+/// Told of every block that comes and goes, with the lock held. May not touch the allocator.
+class BlockObserver {
+ public:
+  virtual ~BlockObserver() = default;
+  virtual void taken(Block* block) noexcept = 0;
+  virtual void given(Block* block) noexcept = 0;
+};
+
 /// Byte counts of one device. All exact.
 struct Ledger {
   std::uint64_t live = 0;            // requested bytes of blocks in use, and of memory adopted from elsewhere
@@ -87,6 +95,8 @@ class CpuAllocator final : public c10::Allocator {
   std::uint64_t set_limit(std::uint64_t limit);
   std::uint64_t limit() const { return limit_; }
   void set_pressure(MemoryPressure* pressure) { pressure_ = pressure; }
+  /// nullptr for none. With the lock held.
+  void set_observer(BlockObserver* observer) { observer_ = observer; }
 
   /// The lock of ledger, blocks and engine. Recursive.
   Lock& lock() { return lock_; }
@@ -148,6 +158,7 @@ class CpuAllocator final : public c10::Allocator {
   Ledger ledger_;
   std::uint64_t limit_ = 0;
   MemoryPressure* pressure_ = nullptr;
+  BlockObserver* observer_ = nullptr;
   static constexpr std::uint64_t kLarge = 64 << 10;      // blocks of at least this come from the page pool
   std::array<Block*, kLarge / 64> small_cache_{};        // by capacity
   std::uint64_t small_cached_ = 0;

@@ -109,6 +109,8 @@ std::vector<std::string> program_environment(const LaunchOptions& options, const
   ours[kVerify] = flag(options.verify);
   ours[kQuiet] = flag(options.quiet);
   ours[kNoPlan] = flag(!options.plan);
+  ours[kRecord] = options.record;
+  if (options.record) ours[kForce] = flag(options.replace_record);
   ours[kReport] = std::nullopt;    // reports are ours to write
   ours[kAttached] = std::nullopt;  // a memfit inside a memfit starts anew
   ours[kStatusDir] = folder.path();

@@ -23,6 +23,8 @@ struct LaunchOptions {
   bool verify = false;
   bool quiet = false;
   bool plan = true;
+  std::optional<std::string> record;  // file for the recorded step, an absolute path
+  bool replace_record = false;
 };
 
 /// The program could not be started. status is 127 (not found) or 126 (found, but it cannot be run), as a shell has it.

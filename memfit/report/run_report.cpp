@@ -4,6 +4,7 @@
 
 #include <csignal>
 
+#include "memfit/core/output_file.h"
 #include "memfit/core/version.h"
 
 namespace memfit::report {
@@ -95,15 +96,6 @@ void add_counters(ordered_json& json, const trace::RunStatus* status) {
 
 std::string plural(std::uint64_t n, const char* one) { return fmt::format("{} {}{}", n, one, n == 1 ? "" : "s"); }
 
-/// "run.json" and "rank3" make "run.rank3.json"; a name without an extension gets the word at its end.
-std::string with_word(const std::string& path, const std::string& word) {
-  const auto slash = path.rfind('/');
-  const auto dot = path.rfind('.');
-  const auto name = slash == std::string::npos ? 0 : slash + 1;
-  const bool has_extension = dot != std::string::npos && dot > name;
-  return has_extension ? path.substr(0, dot) + "." + word + path.substr(dot) : path + "." + word;
-}
-
 }  // namespace
 
 ordered_json run_report_json(const trace::RunStatus* status, const RunFacts& facts) {
@@ -179,11 +171,11 @@ bool ended_by_refusal(const trace::RunStatus& status, const RunFacts& facts) {
 }
 
 std::string rank_report_path(const std::string& path, std::int64_t rank) {
-  return rank < 0 ? path : with_word(path, fmt::format("rank{}", rank));
+  return rank < 0 ? path : path_with_word(path, fmt::format("rank{}", rank));
 }
 
 std::string numbered_report_path(const std::string& path, std::size_t number) {
-  return with_word(path, std::to_string(number));
+  return path_with_word(path, std::to_string(number));
 }
 
 }  // namespace memfit::report

@@ -1,0 +1,179 @@
+// Records a training step while the program runs without a limit: which op read and made which bytes, how long it took, and
+// when the program let go of them. The latest whole step becomes a trace::Step.
+// Not here: the file (engine/recording_file.h), where steps end (trace/sequence_detector.h), carrying out a plan.
+// Threads: any; state under the allocator's lock. Cost: about 0.6 us an op, 250 bytes of memory an op of two steps.
+//
+// Note [What is recorded]
+//   Ops as they pass the door, views and ops that are made of others left out: the same stream that SequenceDetector is fed.
+//   A storage is a block of the allocator; a block that an op took and did not give back is one of its outputs. Of
+//   memory that is not the allocator's (numpy, files) nothing is recorded, but an op that reads it cannot be run again.
+//   A block of 128 bytes or more that is taken outside every op, and a write through a raw pointer, get an op of their own (its hash is 0, and it is
+//   not fed to the detector). What a raw pointer is out to, or what nobody can be seen to read, is pinned. Smaller blocks
+//   (the numbers in x * 2), and reads of small pinned values, are left out: the engine keeps a copy with the op.
+//   An op that fills a whole storage without reading it (zero_, copy_) makes a new value that overwrites nothing, and the old
+//   one dies before it: so it can be run again without the old content. Running statistics of batch norm are left out:
+//   a replay does not move them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "memfit/engine/detail/step_log.h"
+#include "memfit/engine/op_rules.h"
+#include "memfit/memory/cpu_allocator.h"
+#include "memfit/trace/sequence_detector.h"
+
+namespace memfit::engine {
+
+class Recorder final : public memory::BlockObserver {
+ public:
+  /// What has been recorded.
+  struct Recording {
+    trace::Step step;
+    bool whole_run = false;      // no step repeated: everything from the first op to now
+    std::uint64_t steps = 0;     // whole steps seen
+  };
+
+  explicit Recorder(memory::CpuAllocator& allocator);
+  ~Recorder() override;
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  bool on() const { return on_; }
+  /// Nothing more is recorded; what there is stays. Not to be undone.
+  void stop() noexcept;
+  /// Called once, after the third whole step, without a lock: the recording will hardly get better.
+  void when_sure(std::function<void()> callback) { when_sure_ = std::move(callback); }
+  /// The latest whole step of a kind that was seen at least twice, if there is one; else the latest whole step; else the
+  /// whole run; nothing when that was too long to be kept (kMostOps) or had no op.
+  std::optional<Recording> recording() const;
+  std::uint64_t ops() const { return fed_; }
+  /// Time that recording took.
+  std::uint64_t spent_ns() const;
+
+  /// One op while it runs, on the stack of the thread that runs it.
+  class Running {
+   public:
+    Running(Recorder& recorder, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    /// An op that threw leaves what it wrote with unknown content.
+    ~Running();
+    void finish(const torch::jit::Stack& stack);
+
+   private:
+    friend class Recorder;
+    struct Used {
+      memory::Block* block;
+      std::uint64_t birth;
+      c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    };
+    struct Written {
+      memory::Block* block;
+      std::uint64_t birth;
+      bool blank;
+    };
+    Recorder& recorder_;
+    const OpRule& rule_;
+    std::uint32_t op_ = 0;
+    std::uint32_t epoch_ = 0;
+    std::uint64_t serial_ = 0;
+    bool linked_ = false;
+    bool opaque_ = false, foreign_ = false, pinned_input_ = false, writes_parameter_ = false, writes_kept_ = false;
+    std::uint64_t hash_ = 0;
+    std::uint64_t own_ = 0, own_peak_ = 0;   // bytes of blocks that it took
+    std::uint64_t kernel_ = 0;               // ticks when the kernel began
+    c10::SmallVector<Used, 8> used_;
+    c10::SmallVector<Written, 4> written_;
+    c10::SmallVector<memory::Block*, 8> taken_;
+    Running* outer_ = nullptr;               // of the same thread
+    Running* next_ = nullptr;                // of all that run now
+  };
+
+  /// An op made of others that come by on their own, but that may read its arguments unseen.
+  void custom_op(const OpRule& rule, const torch::jit::Stack& stack);
+  /// A raw pointer to the bytes of `storage` has been taken outside an op.
+  void raw_access(c10::StorageImpl* storage);
+
+  // memory::BlockObserver
+  void taken(memory::Block* block) noexcept override;
+  void given(memory::Block* block) noexcept override;
+
+  /// Steps longer than half of this are not found, runs longer than this not recorded as a whole.
+  static constexpr std::uint32_t kMostOps = 1u << 18;
+
+ private:
+  /// What is known of a live block.
+  struct Entry {
+    std::uint64_t birth = 0;
+    std::uint32_t epoch = 0;      // of the log that `value` belongs to
+    std::uint32_t value = 0;
+    std::uint32_t storage = 0;
+    std::uint32_t locks = 0;      // ops that use it now
+    std::uint64_t seen_by = 0;    // serial number of the latest op that has it among its arguments
+    std::uint8_t flags = 0;       // StepLog::ValueFlag that stay with the storage
+  };
+
+  void use(Running& run, const at::Tensor& tensor, bool written, bool hidden, bool opaque = false);
+  void use_storage(Running& run, const at::Tensor& tensor, memory::Block* block, bool written);
+  void note_leaf(const at::Tensor& tensor, Entry& entry, bool written);
+  Entry& entry_of(memory::Block* block);
+  Entry* find(memory::Block* block, std::uint64_t birth);
+  std::uint32_t value_of(memory::Block* block, Entry& entry);
+  void mark(Entry& entry, std::uint8_t flags);
+  void shape_value(std::uint32_t value, const at::Tensor& tensor);
+  std::uint32_t new_output(memory::Block* block, std::uint32_t op, std::uint8_t flags);
+  void unseen_block(memory::Block* block);
+  trace::Replay replay_of(const Running& run);
+  void begin(Running& run, c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+  void end(Running& run, const torch::jit::Stack* stack, std::uint64_t ticks);
+  void end_writes(Running& run);
+  void release(Running& run);
+  void end_results(Running& run, const torch::jit::Stack& stack, std::uint32_t first_output);
+  void unlink(Running& run);
+  void feed(std::uint32_t op);
+  void look_back();
+  void end_step(const trace::SequenceDetector::Verdict& verdict);
+  void start_log();
+  trace::SequenceDetector::Observation observation(const detail::StepLog::Op& op) const;
+  std::uint32_t begin_of_last(std::uint32_t fed) const;
+  static void arm(c10::StorageImpl* storage);
+
+  memory::CpuAllocator& allocator_;
+  memory::Lock& lock_;
+  bool on_ = true;
+  std::function<void()> when_sure_;
+  bool sure_ = false, told_ = false;
+
+  detail::StepLog log_;               // the running stretch
+  std::uint32_t epoch_ = 1;
+  std::uint32_t next_storage_ = 0;
+  bool from_start_ = true;            // log_ has everything since the first op
+  ska::flat_hash_map<memory::Block*, Entry> entries_;
+  Running* running_ = nullptr;
+
+  struct Whole {
+    detail::StepLog log;
+    std::uint32_t epoch = 0, begin = 0, end = 0;
+    std::uint64_t end_ticks = 0, end_recorder = 0;   // 0: not known before the next op begins
+    std::uint32_t seen = 0;
+  };
+  Whole whole_;                       // the latest whole step; whole_.end == 0 without one
+  std::uint64_t steps_ = 0;
+  trace::SequenceDetector detector_;
+  std::uint64_t fed_ = 0;
+  std::uint64_t serial_ = 0;
+  std::uint64_t spent_ = 0;           // ticks
+  std::uint64_t op_thread_ = 0, random_thread_ = 0;
+  bool several_op_threads_ = false, several_random_threads_ = false;
+};
+
+}  // namespace memfit::engine
