@@ -145,8 +145,22 @@ std::optional<Recorder::Recording> Recorder::recording() const {
                               ended ? whole_.end_recorder : spent_);
     return out;
   }
+  const std::vector<std::uint32_t> ends = log_.update_ends();
+  if (ends.size() >= 2) {
+    out.kind = Recording::Kind::Updates;
+    out.steps = ends.size() - 1;
+    std::size_t highest = 1;
+    for (std::size_t k = 2; k < ends.size(); ++k) {
+      if (log_.peak(ends[k - 1], ends[k]) >= log_.peak(ends[highest - 1], ends[highest])) highest = k;
+    }
+    const std::uint32_t end = ends[highest];
+    const bool last = end == log_.size();
+    out.step = log_.cut(ends[highest - 1], end, last ? detail::ticks() : log_.ops[end].began, last ? spent_ : log_.ops[end].recorder);
+    return out;
+  }
   if (!from_start_ || log_.size() == 0) return std::nullopt;
-  out.whole_run = true;
+  out.kind = Recording::Kind::WholeRun;
+  out.steps = 1;
   out.step = log_.cut(0, log_.size(), detail::ticks(), spent_);
   return out;
 }
@@ -436,7 +450,10 @@ void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block,
   if (written && !blank && entry.epoch == epoch_ && (log_.values[entry.value].flags & (StepLog::kKept | StepLog::kParameter))) {
     run.writes_kept_ = true;
   }
-  if (written && (entry.flags & StepLog::kParameter)) run.writes_parameter_ = true;
+  // Initialising a parameter is no update: those have gradients.
+  if (written && (entry.flags & StepLog::kParameter) && (several_op_threads_ || !tensor.is_leaf() || tensor.grad().defined())) {
+    run.writes_parameter_ = true;
+  }
   if ((entry.flags & StepLog::kPinned) && !blank && (written || block->requested > kSnapshotBytes)) run.pinned_input_ = true;
 }
 
@@ -549,6 +566,10 @@ void Recorder::release(Running& run) {
 }
 
 void Recorder::custom_op(const OpRule& rule, const torch::jit::Stack& stack) {
+  if (std::find(rule.kinds.begin(), rule.kinds.end(), ArgKind::Tensor) == rule.kinds.end() &&
+      std::find(rule.kinds.begin(), rule.kinds.end(), ArgKind::TensorList) == rule.kinds.end()) {
+    return;   // marks for profilers and the like
+  }
   std::lock_guard lock(lock_);
   if (!on_) return;
   StepLog::Op op;
@@ -581,59 +602,87 @@ trace::SequenceDetector::Observation Recorder::observation(const StepLog::Op& op
   return {op.hash, op.kind, Bytes(op.live), (op.flags & StepLog::kWritesParameter) != 0};
 }
 
+// A training step runs backward, and updates parameters if the program ever does. What repeats without (the layers that are
+// being made, the batches that are summed up before an update) is no step.
 void Recorder::feed(std::uint32_t op) {
   ++fed_;
-  const bool learned = detector_.learned();
-  const auto verdict = detector_.feed(observation(log_.ops[op]));
-  if (!learned && detector_.learned()) {
-    look_back();
-  } else if (verdict.step_ended) {
-    end_step(verdict);
+  const std::uint8_t flags = log_.ops[op].flags;
+  began_backward_ = began_backward_ || (flags & StepLog::kBackward);
+  if ((flags & StepLog::kWritesParameter) && !updates_) {
+    updates_ = true;
+    if (detector_.learned()) forget();
+  }
+  if (began_backward_) {
+    const bool learned = detector_.learned();
+    const auto verdict = detector_.feed(observation(log_.ops[op]));
+    if (!learned && detector_.learned()) {
+      look_back();
+    } else if (verdict.step_ended) {
+      end_step(verdict);
+    }
   }
   if (log_.size() >= kMostOps) start_log();
+}
+
+/// What was taken for a step is none; it stays until there is a better one.
+void Recorder::forget() {
+  detector_.forget_everything();
+  whole_.seen = 0;
+  steps_ = 0;
+}
+
+bool Recorder::trains(std::uint32_t begin, std::uint32_t end) const {
+  std::uint8_t flags = 0;
+  for (std::uint32_t i = begin; i < end; ++i) flags |= log_.ops[i].flags;
+  return (flags & StepLog::kBackward) && (!updates_ || (flags & StepLog::kWritesParameter));
 }
 
 // The detector has just learned where steps end, after two of them and more: the log still has them.
 void Recorder::look_back() {
   trace::SequenceDetector again = detector_;
-  std::uint32_t length = 0, end = 0, seen = 0;
+  std::uint32_t begin = StepLog::kNone, end = 0, seen = 0;
+  std::uint64_t steps = 0;
+  bool last_trains = true;
   for (std::uint32_t i = 0; i < log_.size(); ++i) {
     if (log_.ops[i].flags & StepLog::kUnseen) continue;
     const auto verdict = again.feed(observation(log_.ops[i]));
-    if (!verdict.step_ended || verdict.length > i) continue;
-    length = verdict.length;
+    if (!verdict.step_ended) continue;
+    const std::uint32_t first = begin_of_last(verdict.length, i + 1);
+    if (first == StepLog::kNone) continue;
+    last_trains = trains(first, i + 1);
+    if (!last_trains) continue;
+    begin = first;
     end = i + 1;
     seen = verdict.seen;
-    ++steps_;
+    ++steps;
   }
+  if (!last_trains) return forget();
   detector_ = std::move(again);
-  if (end == 0) return;
+  if (begin == StepLog::kNone) return;
+  steps_ += steps;
   whole_.log = log_;
   whole_.epoch = 0;
+  whole_.begin = begin;
   whole_.end = end;
-  whole_.begin = 0;
-  for (std::uint32_t left = length, i = end; i-- > 0 && left > 0;) {
-    if (log_.ops[i].flags & StepLog::kUnseen) continue;
-    whole_.begin = i;
-    --left;
-  }
   whole_.seen = seen;
   const bool ended = end < log_.size();
   whole_.end_ticks = ended ? log_.ops[end].began : 0;
   whole_.end_recorder = ended ? log_.ops[end].recorder : 0;
 }
 
-/// Where the latest `fed` ops begin; kNone when the log is shorter.
-std::uint32_t Recorder::begin_of_last(std::uint32_t fed) const {
-  for (std::uint32_t i = log_.size(); i-- > 0;) {
+/// Where the latest `fed` ops before op `end` begin; kNone when the log is shorter.
+std::uint32_t Recorder::begin_of_last(std::uint32_t fed, std::uint32_t end) const {
+  for (std::uint32_t i = end; i-- > 0;) {
     if ((log_.ops[i].flags & StepLog::kUnseen) == 0 && --fed == 0) return i;
   }
   return StepLog::kNone;
 }
 
 void Recorder::end_step(const trace::SequenceDetector::Verdict& verdict) {
-  const std::uint32_t begin = begin_of_last(verdict.length);
-  if (begin != StepLog::kNone) {
+  const std::uint32_t begin = begin_of_last(verdict.length, log_.size());
+  if (begin != StepLog::kNone && !trains(begin, log_.size())) {
+    if (whole_.seen < 2) forget();
+  } else if (begin != StepLog::kNone) {
     ++steps_;
     // A step of a kind that comes again rather than one with an evaluation or a last, smaller batch in it.
     if (whole_.end == 0 || verdict.seen >= 2 || whole_.seen < 2) {

@@ -37,9 +37,15 @@ class Recorder final : public memory::BlockObserver {
  public:
   /// What has been recorded.
   struct Recording {
+    /// What the step is.
+    enum class Kind {
+      Step,        // the latest whole step
+      Updates,     // no step repeated: the ops between two rounds of updates of parameters, those with the highest peak
+      WholeRun,    // there were no two rounds either: everything from the first op to now
+    };
     trace::Step step;
-    bool whole_run = false;      // no step repeated: everything from the first op to now
-    std::uint64_t steps = 0;     // whole steps seen
+    Kind kind = Kind::Step;
+    std::uint64_t steps = 0;     // of this kind so far
   };
 
   explicit Recorder(memory::CpuAllocator& allocator);
@@ -52,8 +58,8 @@ class Recorder final : public memory::BlockObserver {
   void stop() noexcept;
   /// Called once, after the third whole step, without a lock: the recording will hardly get better.
   void when_sure(std::function<void()> callback) { when_sure_ = std::move(callback); }
-  /// The latest whole step of a kind that was seen at least twice, if there is one; else the latest whole step; else the
-  /// whole run; nothing when that was too long to be kept (kMostOps) or had no op.
+  /// The latest whole step whose sequence of ops was seen at least twice, if there is one, else the latest whole step; or what
+  /// Recording::Kind says; nothing when no op ran, or more than kMostOps without repetition and without an update.
   std::optional<Recording> recording() const;
   std::uint64_t ops() const { return fed_; }
   /// Time that recording took.
@@ -144,7 +150,9 @@ class Recorder final : public memory::BlockObserver {
   void end_step(const trace::SequenceDetector::Verdict& verdict);
   void start_log();
   trace::SequenceDetector::Observation observation(const detail::StepLog::Op& op) const;
-  std::uint32_t begin_of_last(std::uint32_t fed) const;
+  void forget();
+  bool trains(std::uint32_t begin, std::uint32_t end) const;
+  std::uint32_t begin_of_last(std::uint32_t fed, std::uint32_t end) const;
   static void arm(c10::StorageImpl* storage);
 
   memory::CpuAllocator& allocator_;
@@ -169,6 +177,7 @@ class Recorder final : public memory::BlockObserver {
   Whole whole_;                       // the latest whole step; whole_.end == 0 without one
   std::uint64_t steps_ = 0;
   trace::SequenceDetector detector_;
+  bool began_backward_ = false, updates_ = false;   // in the run so far
   std::uint64_t fed_ = 0;
   std::uint64_t serial_ = 0;
   std::uint64_t spent_ = 0;           // ticks

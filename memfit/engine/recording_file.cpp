@@ -14,6 +14,8 @@
 namespace memfit::engine {
 namespace {
 
+using Kind = Recorder::Recording::Kind;
+
 std::string own_words() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string words;
@@ -47,9 +49,9 @@ std::string RecordingFile::save(bool final) noexcept {
   std::lock_guard lock(mutex_);
   try {
     const auto recording = recorder_.recording();
-    if (!recording || (recording->whole_run && !final)) {
+    if (!recording || (recording->kind != Kind::Step && !final)) {
       if (!final || recorder_.ops() == 0) return "";
-      return fmt::format("no step that repeats was found in {} ops, and they are too many to be kept as one step (at most {}): "
+      return fmt::format("no step that repeats was found in {} ops, and they are too many to be kept as one (at most {}): "
                          "nothing is recorded",
                          recorder_.ops(), Recorder::kMostOps);
     }
@@ -58,8 +60,13 @@ std::string RecordingFile::save(bool final) noexcept {
     }
     trace::write_mft({info(), {recording->step}}, path_, force_);
     force_ = true;   // from now on it is our own
-    const std::string what = recording->whole_run ? "no step that repeats was found, so the whole run is recorded as one step"
-                                                  : fmt::format("recorded one step, the latest of {}", recording->steps);
+    std::string what = fmt::format("recorded one step, the latest of {}", recording->steps);
+    if (recording->kind == Kind::Updates) {
+      what = fmt::format("no step that repeats was found, so the ops between two updates of parameters are recorded, those with the "
+                         "highest peak of {}", recording->steps);
+    } else if (recording->kind == Kind::WholeRun) {
+      what = "no step that repeats was found, so the whole run is recorded as one step";
+    }
     return fmt::format("{}: {}; {}", what, summary(*recording), path_);
   } catch (const std::exception& error) {
     return fmt::format("nothing is recorded: {}", error.what());

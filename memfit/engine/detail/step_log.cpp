@@ -16,7 +16,8 @@ trace::Seconds seconds_of(std::uint64_t ticks) { return trace::Seconds(static_ca
 class Cut {
  public:
   Cut(const StepLog& log, std::uint32_t begin, std::uint32_t end)
-      : log_(log), begin_(begin), end_(end), id_(log.values.size(), StepLog::kNone), read_later_(log.values.size(), false) {
+      : log_(log), begin_(begin), end_(end), id_(log.values.size(), StepLog::kNone), read_later_(log.values.size(), false),
+        overwritten_(log.values.size(), false) {
     std::uint32_t storages = 0;
     for (const StepLog::Value& v : log.values) storages = std::max(storages, v.storage + 1);
     facts_.resize(storages);
@@ -45,9 +46,19 @@ class Cut {
   };
 
   bool was_there(const StepLog::Value& v) const { return v.producer == StepLog::kNone || v.producer < begin_; }
-  bool dies_inside(const StepLog::Value& v) const { return v.death != StepLog::kNone && v.death < end_; }
+  bool dies_inside(std::uint32_t id) const {
+    const StepLog::Value& v = log_.values[id];
+    if (v.death == StepLog::kNone || v.death >= end_) return false;
+    // When a program ends everything goes, after its last op. What it carries from step to step would have gone on.
+    const bool carried = (facts_[v.storage].flags & (StepLog::kParameter | StepLog::kUpdated)) != 0;
+    return !(carried && v.death + 1 == log_.size() && !overwritten_[id]);
+  }
 
   void look() {
+    for (const StepLog::Value& v : log_.values) {
+      facts_[v.storage].flags |= v.flags;
+      if (v.overwrites != StepLog::kNone) overwritten_[v.overwrites] = true;
+    }
     for (std::uint32_t i = end_; i < log_.size(); ++i) {
       for (const std::uint32_t v : log_.inputs(log_.ops[i])) read_later_[v] = true;
     }
@@ -55,14 +66,13 @@ class Cut {
     for (std::uint32_t i = end_; i-- > begin_;) {
       if (log_.ops[i].flags & StepLog::kBackward) first_backward_ = i;
     }
-    for (const StepLog::Value& v : log_.values) {
+    for (std::uint32_t id = 0; id < log_.values.size(); ++id) {
+      const StepLog::Value& v = log_.values[id];
       Facts& facts = facts_[v.storage];
-      facts.flags |= v.flags;
       if (v.death != StepLog::kNone && v.death < begin_) continue;
       if (v.producer != StepLog::kNone && v.producer >= end_) continue;
       facts.source = facts.source || was_there(v);
-      // When a program ends, everything dies with the last op.
-      facts.outlives = facts.outlives || !dies_inside(v) || v.death + 1 == log_.size();
+      facts.outlives = facts.outlives || !dies_inside(id);
     }
   }
 
@@ -75,7 +85,7 @@ class Cut {
     for (std::uint32_t v = 0; v < log_.values.size(); ++v) {
       const StepLog::Value& value = log_.values[v];
       if (!was_there(value) || (value.death != StepLog::kNone && value.death < begin_)) continue;
-      if (!used[v] && !dies_inside(value)) continue;   // no op touches it: among the fixed bytes
+      if (!used[v] && !dies_inside(v)) continue;   // no op touches it: among the fixed bytes
       id_[v] = builder_.add_source(plain(value));
       bytes += value.bytes;
     }
@@ -122,27 +132,28 @@ class Cut {
       if (id_[v] == StepLog::kNone) continue;
       const StepLog::Value& value = log_.values[v];
       trace::Value& out = builder_.value(id_[v]);
-      if (dies_inside(value)) {
+      if (dies_inside(v)) {
         out.death = value.death - begin_;
       } else {
-        const bool died_unread = value.death != StepLog::kNone && !read_later_[v];
+        const bool died_unread = value.death != StepLog::kNone && value.death >= end_ && !read_later_[v];
         out.needed_after = !died_unread && !(value.flags & StepLog::kUnread);
       }
-      out.category = category(value);
+      out.category = category(v);
     }
   }
 
   // Guesses from use; exact only for parameters and their gradients.
-  Category category(const StepLog::Value& v) const {
+  Category category(std::uint32_t id) const {
+    const StepLog::Value& v = log_.values[id];
     const Facts& facts = facts_[v.storage];
     if (facts.flags & StepLog::kParameter) return Category::Parameter;
     if (facts.flags & StepLog::kGradient) return Category::Gradient;
     if ((facts.flags & StepLog::kUpdated) && (facts.source || facts.outlives)) return Category::OptimizerState;
-    if (was_there(v)) return dies_inside(v) ? Category::Input : Category::Buffer;
+    if (was_there(v)) return dies_inside(id) ? Category::Input : Category::Buffer;
     const StepLog::Op& op = log_.ops[v.producer];
     const bool backward = (op.flags & StepLog::kBackward) != 0;
     if (!backward && (op.input_count == 0 || op.replay == Replay::ReadsForeignMemory)) return Category::Input;
-    const bool saved = v.producer < first_backward_ && first_backward_ < end_ && (!dies_inside(v) || v.death >= first_backward_);
+    const bool saved = v.producer < first_backward_ && first_backward_ < end_ && (!dies_inside(id) || v.death >= first_backward_);
     return saved ? Category::Activation : Category::Temporary;
   }
 
@@ -151,6 +162,7 @@ class Cut {
   std::uint32_t first_backward_ = 0;
   std::vector<trace::ValueId> id_;    // of log value v in the step
   std::vector<bool> read_later_;      // by an op after the stretch
+  std::vector<bool> overwritten_;
   std::vector<Facts> facts_;          // of a storage
   std::vector<trace::ValueId> inputs_;
   std::vector<trace::Value> outputs_;
@@ -164,6 +176,29 @@ void StepLog::clear() {
   values.clear();
   operands.clear();
   shapes.clear();
+}
+
+std::uint64_t StepLog::peak(std::uint32_t begin, std::uint32_t end) const {
+  std::uint64_t peak = 0;
+  for (std::uint32_t i = begin; i < end; ++i) {
+    std::uint64_t bytes = ops[i].live + ops[i].workspace;
+    for (const std::uint32_t v : outputs(ops[i])) {
+      if (values[v].overwrites == kNone && !(values[v].flags & kFilled)) bytes += values[v].bytes;
+    }
+    peak = std::max(peak, bytes);
+  }
+  return peak;
+}
+
+std::vector<std::uint32_t> StepLog::update_ends() const {
+  constexpr std::uint32_t kPause = 64;   // ops between updates of one round, at most
+  std::vector<std::uint32_t> ends;
+  for (std::uint32_t i = 0; i < size(); ++i) {
+    if ((ops[i].flags & kWritesParameter) == 0) continue;
+    if (ends.empty() || i - ends.back() > kPause) ends.push_back(0);
+    ends.back() = i + 1;
+  }
+  return ends;
 }
 
 trace::Step StepLog::cut(std::uint32_t begin, std::uint32_t end, std::uint64_t end_ticks, std::uint64_t end_recorder) const {

@@ -63,6 +63,11 @@ struct StepLog {
   std::span<const std::uint32_t> outputs(const Op& op) const { return {operands.data() + op.outputs, op.output_count}; }
   void clear();
 
+  /// The highest number of live bytes while ops begin .. end-1 ran.
+  std::uint64_t peak(std::uint32_t begin, std::uint32_t end) const;
+  /// Where each round of updates of parameters ends: the number of the op after its last.
+  std::vector<std::uint32_t> update_ends() const;
+
   /// Ops begin .. end-1 as a step that took from the begin of its first op until `end_ticks`, when recording had cost
   /// `end_recorder` ticks.
   /// Requires: begin < end <= size().
