@@ -41,12 +41,16 @@ class Mode:
         self.name, self.way, self.limit, self.memfit = name, way, limit, memfit
         self.samples, self.status, self.report, self.error = [], None, None, None
 
+    def command(self, model):
+        worker = [sys.executable, os.path.join(HERE, "worker.py"), model, self.way]
+        if not self.memfit:
+            return worker
+        limit = ["--tensor-memory", f"{self.limit}B"] if self.limit else []
+        return [self.memfit, "run", *limit, "--report", self.stem + ".json", "--", *worker]
+
     def start(self, model, folder):
         self.stem = os.path.join(folder, self.name.replace(" ", "_"))
-        command = [sys.executable, os.path.join(HERE, "worker.py"), model, self.way]
-        if self.memfit:
-            limit = ["--tensor-memory", f"{self.limit}B"] if self.limit else []
-            command = [self.memfit, "run", *limit, "--report", self.stem + ".json", "--", *command]
+        command = self.command(model)
         with open(self.stem + ".err", "w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                                             start_new_session=True, env=dict(os.environ, OMP_NUM_THREADS=str(THREADS)))
