@@ -87,6 +87,7 @@ int attach(std::string& message) {
   engine.start(variable("MEMFIT_DOOR"), variable("MEMFIT_VERIFY") == "1", status);
   trace::set_text(status->door, name_of(engine.door()));
   if (!record.empty()) start_recording(record, status->rank);
+  engine.set_planning(variable("MEMFIT_NO_PLAN") != "1");
   engine.set_limit(limit.count());
   if (memory.count() != 0) {
     status->limit_memory_bytes = memory.count();

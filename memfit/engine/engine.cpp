@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <cstring>
+#include <optional>
 
 #include "memfit/device/address_space.h"
 #include "memfit/device/process_memory.h"
@@ -114,7 +115,6 @@ void Engine::start(const std::string& door, bool verify, trace::RunStatus* statu
 std::uint64_t Engine::set_limit(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
   const std::uint64_t old = tensor_limit_;
-  if (bytes != 0 && recorder_ != nullptr) recorder_->stop();   // what happens under a limit is not the program's own step
   tensor_limit_ = bytes;
   apply_limits();
   return old;
@@ -122,7 +122,6 @@ std::uint64_t Engine::set_limit(std::uint64_t bytes) {
 
 void Engine::set_memory_limit(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
-  if (bytes != 0 && recorder_ != nullptr) recorder_->stop();
   memory_limit_ = bytes;
   other_memory_ = 0;
   apply_limits();
@@ -148,10 +147,18 @@ void Engine::apply_limits() noexcept {
     limit = limit == 0 ? rest : std::min(limit, rest);
     if (status_ != nullptr) status_->fixed_cost_bytes = other_memory_;
   }
-  limited_ = limit != 0;
+  if (limited_ != (limit != 0)) limit_changes(limit != 0);
   allocator_.set_limit(limit);
   const memory::Ledger& ledger = allocator_.ledger();
   if (limit != 0 && ledger.live + ledger.cached > limit) allocator_.trim(limit > ledger.live ? limit - ledger.live : 0);
+}
+
+void Engine::limit_changes(bool on) {
+  limited_ = on;
+  if (planning_) stop_planning();
+  // A recording for a file is of what the program does without a limit.
+  if (on && recorder_ != nullptr) recorder_->stop();
+  planning_ = on && planning_wanted_;
 }
 
 void Engine::before_other_memory(std::uint64_t bytes) noexcept {
@@ -176,8 +183,8 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   const OpRule& rule = rule_of(op);
   const bool careful = limited_.load(std::memory_order_relaxed) || evicted_count_ != 0;   // evicted ones outlive the limit
   if (must_pass(rule, keys)) {
+    if (recording() && rule.reason == KeepReason::CustomOp && !careful) recorder_->custom_op(rule, *stack);
     if (careful && rule.reason == KeepReason::CustomOp) return run_locked(op, rule, rest, stack);
-    if (recording() && rule.reason == KeepReason::CustomOp) recorder_->custom_op(rule, *stack);
     op.redispatchBoxed(rest, stack);
     return;
   }
@@ -200,6 +207,8 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   call.rule = &rule;
   call.opaque = keys.has_any(kOpaqueKeys);
   begin(call, *stack);
+  std::optional<Recorder::Running> running;
+  if (recording()) running.emplace(*recorder_, rule, keys, *stack, true);
   OpName name(rule);
   const std::uint64_t t1 = detail::ticks();
   const std::uint64_t busy = detail::thread_engine_ticks();
@@ -213,18 +222,22 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
     }
   }
   const std::uint64_t t2 = detail::ticks();
-  if (call.recipe != nullptr) {
-    const std::uint64_t evicting = detail::thread_engine_ticks() - busy;
-    call.recipe->cost_ns = detail::ticks_to_ns(t2 - t1 - std::min(evicting, t2 - t1));
-  }
+  const std::uint64_t evicting = detail::thread_engine_ticks() - busy;
+  const std::uint64_t kernel = t2 - t1 - std::min(evicting, t2 - t1);
+  if (call.recipe != nullptr) call.recipe->cost_ns = detail::ticks_to_ns(kernel);
   call.begin_ticks = t1 - t0;
   call.end = t2;
+  if (!running) return finish(call, *stack);
+  const Turn turn(*this);
   finish(call, *stack);
+  running->finish(*stack, kernel, call.recipe != nullptr);
+  after_planned(*running);
 }
 
 Recorder& Engine::start_recording() {
   std::lock_guard lock(lock_);
   if (recorder_ == nullptr) recorder_ = std::make_unique<Recorder>(allocator_);
+  recording_to_file_ = true;
   return *recorder_;
 }
 
@@ -260,6 +273,7 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
       }
       if (!missing.empty()) restore(missing);
       prepare_writes(call);
+      if (recording()) recorder_->custom_op(rule, *stack);
     } catch (...) {
       unlock_all(call);
       throw;
@@ -296,7 +310,13 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
     }
     unlock_all(call);
   }
+  std::optional<Recorder::Running> running;
+  if (recording()) running.emplace(*recorder_, rule, DispatchKeySet(), *stack, true);
   op.redispatchBoxed(rest, stack);
+  if (!running) return;
+  const Turn turn(*this);
+  running->finish(*stack, 0, false);
+  after_planned(*running);
 }
 
 void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t arg, int element, bool written, bool hidden) {
@@ -378,6 +398,7 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
   if (rule.random) note_random_thread(rule);
   try {
     collect(call, stack);
+    before_planned(rule, stack);
     std::vector<Value*> missing;
     for (auto& a : call.args) {
       if (a.written && rule.overwrites) {
@@ -676,6 +697,7 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
 // The op threw: what it was writing has unknown content now, what it made is gone.
 void Engine::abandon(Call& call) noexcept {
   const Turn turn(*this);
+  planned_.leave();
   if (call.recipe != nullptr) {
     destroy(call.recipe);
     call.recipe = nullptr;
@@ -749,6 +771,11 @@ void Engine::publish() noexcept {
   set(status_->recompute_ns, stats_.recompute_ns);
   set(status_->engine_ns, stats_.engine_ns + (recorder_ != nullptr ? recorder_->spent_ns() : 0));
   set(status_->search_ns, stats_.search_ns);
+  set(status_->planned_steps, stats_.planned_steps);
+  set(status_->replanned, stats_.replanned);
+  set(status_->predicted_peak_bytes, stats_.predicted_peak);
+  set(status_->predicted_step_ns, stats_.predicted_step_ns);
+  set(status_->step_ns, stats_.step_ns);
   set(status_->refusals, stats_.refusals);
   set(status_->verified_values, stats_.verified);
 }
@@ -758,6 +785,8 @@ void Engine::after_fork_in_child() {
   new (&turn_) std::recursive_mutex();
   forked_ = true;
   limited_ = false;
+  planning_ = want_plan_ = false;
+  planned_.leave();
   if (recorder_ != nullptr) recorder_->stop();
   status_ = nullptr;
 }

@@ -13,11 +13,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "memfit/engine/door.h"
+#include "memfit/engine/planned_steps.h"
 #include "memfit/engine/recorder.h"
 #include "memfit/engine/value.h"
 #include "memfit/memory/cpu_allocator.h"
@@ -40,6 +42,13 @@ struct EngineStats {
   std::uint64_t raw_faults = 0;      // evicted values brought back by a raw read
   std::uint64_t refusals = 0;
   std::uint64_t verified = 0;
+  std::uint64_t planned_steps = 0;   // that followed a plan from the first op to the last
+  std::uint64_t replanned = 0;       // plans made again, since the first did not fit what happened
+  std::uint64_t plan_misses = 0;     // instructions that did not find what they foresaw
+  std::uint64_t plan_ns = 0;         // time in the planner
+  std::uint64_t predicted_peak = 0;  // of the latest plan
+  std::uint64_t predicted_step_ns = 0;
+  std::uint64_t step_ns = 0;         // median of the latest steps that ended, planner's time left out
 };
 
 class Engine final : public memory::MemoryPressure {
@@ -55,6 +64,8 @@ class Engine final : public memory::MemoryPressure {
   void set_memory_limit(std::uint64_t bytes);
   /// `bytes` of memory that is no tensor are about to be taken: tensors make room. Never throws.
   void before_other_memory(std::uint64_t bytes) noexcept;
+  /// Steps that come again run by plan. Default: yes. Takes effect with the next limit.
+  void set_planning(bool on) { planning_wanted_ = on; }
   bool started() const { return started_; }
   bool has_evicted() const { return evicted_count_ != 0; }
   std::uint64_t ops() const { return ops_.load(std::memory_order_relaxed); }
@@ -183,6 +194,20 @@ class Engine final : public memory::MemoryPressure {
   void run_replayed(Recipe* recipe, torch::jit::Stack& stack);
   void note_random_thread(const OpRule& rule);
 
+  // plans (plan_execution.cpp)
+  void start_planning();
+  void stop_planning();
+  void before_planned(const OpRule& rule, const torch::jit::Stack& stack);
+  void after_planned(const Recorder::Running& run);
+  void carry_out(std::span<const plan::Instruction> list);
+  void drop_planned(Value* value, std::vector<Value*>& made);
+  void replay_planned(const plan::Instruction& instruction, std::vector<Value*>& made);
+  void let_go(Value* value);
+  void end_planned_step(const Recorder::StepEnd& end, std::uint32_t position);
+  bool needs_change(const PlannedStep& planned, bool followed) const;
+  void make_plan(std::uint32_t sequence, std::uint32_t changes);
+  void note_step_time(std::uint64_t ticks);
+
   memory::CpuAllocator& allocator_;
   memory::Lock& lock_;
   std::recursive_mutex turn_;
@@ -223,8 +248,18 @@ class Engine final : public memory::MemoryPressure {
   std::uint64_t other_memory_ = 0;            // highest resident bytes seen that are not tensors
   std::uint64_t measure_other() noexcept;
   void apply_limits() noexcept;
+  void limit_changes(bool on);
   int attempts_ = 0;                          // above 0: a refusal is not final
   std::size_t last_region_ = 0;
+  bool planning_wanted_ = true;
+  bool planning_ = false;                     // the recorder is there for plans
+  bool recording_to_file_ = false;
+  bool want_plan_ = false;                    // something has been evicted: steps are to be recorded from now on
+  PlannedSteps planned_;
+  std::uint64_t online_bytes_ = 0;            // asked of the online policy while the running step followed a plan
+  std::uint64_t step_began_ = 0;              // ticks; 0: no step has ended yet
+  std::uint64_t plan_ticks_ = 0;              // in the planner, since then
+  std::vector<std::uint64_t> step_ticks_;
 };
 
 }  // namespace memfit::engine

@@ -177,6 +177,8 @@ bool Engine::make_room(std::uint64_t bytes) {
   const std::uint64_t t0 = detail::ticks();
   const std::uint64_t live = allocator_.ledger().live;
   bool freed = false;
+  if (planning_ && !recording()) want_plan_ = true;
+  if (planned_.current() != nullptr) online_bytes_ += bytes;
   while (live - allocator_.ledger().live < bytes && evict_one()) freed = true;
   if (!freed && attempts_ == 0) freed = release_retained(bytes);
   const std::uint64_t spent = detail::ticks() - t0;

@@ -140,9 +140,10 @@ std::optional<Recorder::Recording> Recorder::recording() const {
   Recording out;
   out.steps = steps_;
   if (whole_.end != 0) {
-    const bool ended = whole_.end_ticks != 0;
-    out.step = whole_.log.cut(whole_.begin, whole_.end, ended ? whole_.end_ticks : detail::ticks(),
-                              ended ? whole_.end_recorder : spent_);
+    const bool ended = whole_.end_ticks != 0;   // otherwise nothing came after it: it ends with its last op
+    const StepLog::Op& last = whole_.log.ops[whole_.end - 1];
+    out.step = whole_.log.cut(whole_.begin, whole_.end, ended ? whole_.end_ticks : last.began + last.ticks,
+                              ended ? whole_.end_recorder : last.recorder);
     return out;
   }
   const std::vector<std::uint32_t> ends = log_.update_ends();
@@ -179,13 +180,13 @@ Recorder::Entry* Recorder::find(Block* block, std::uint64_t birth) {
 }
 
 /// The value in `block` as the log knows it; a source when it was there before the log began.
-std::uint32_t Recorder::value_of(Block* block, Entry& entry) {
+std::uint32_t Recorder::value_of(std::uint64_t bytes, Entry& entry) {
   if (entry.epoch == epoch_) return entry.value;
   entry.epoch = epoch_;
   entry.storage = next_storage_++;
   entry.value = static_cast<std::uint32_t>(log_.values.size());
   StepLog::Value value;
-  value.bytes = block->requested;
+  value.bytes = bytes;
   value.storage = entry.storage;
   value.flags = entry.flags | StepLog::kKept;
   log_.values.push_back(value);
@@ -224,6 +225,7 @@ void Recorder::shape_value(std::uint32_t value, const at::Tensor& tensor) {
 
 void Recorder::taken(Block* block) noexcept {
   Running* run = mine;
+  if (run == nullptr && replaying_) return;
   // A kernel's own workers take memory too.
   if (run == nullptr && running_ != nullptr && running_->next_ == nullptr) run = running_;
   if (run == nullptr) return unseen_block(block);
@@ -246,17 +248,57 @@ void Recorder::given(Block* block) noexcept {
     }
     return;
   }
-  Entry& entry = at->second;
-  if (entry.flags & StepLog::kConstant) {
-    entries_.erase(at);
-    return;
-  }
-  if (entry.epoch != epoch_ && whole_.epoch != 0 && entry.epoch == whole_.epoch) whole_.log.values[entry.value].flags |= StepLog::kUnread;
-  if (log_.size() != 0) {
-    StepLog::Value& value = log_.values[value_of(block, entry)];
-    if (value.death == StepLog::kNone) value.death = log_.size() - 1;
-  }
+  note_death(at->second, block->requested);
   entries_.erase(at);
+}
+
+void Recorder::note_death(Entry& entry, std::uint64_t bytes) {
+  if (entry.flags & StepLog::kConstant) return;
+  if (entry.epoch != epoch_ && whole_.epoch != 0 && entry.epoch == whole_.epoch) whole_.log.values[entry.value].flags |= StepLog::kUnread;
+  if (log_.size() == 0) return;
+  StepLog::Value& value = log_.values[value_of(bytes, entry)];
+  if (value.death == StepLog::kNone) value.death = log_.size() - 1;
+}
+
+// ---- under a limit
+
+void Recorder::evicted(Block* block, const void* value) noexcept {
+  const auto at = entries_.find(block);
+  if (at == entries_.end()) return;
+  const Entry entry = at->second;
+  entries_.erase(at);
+  entries_.emplace(value, entry);
+}
+
+void Recorder::restored(const void* value, Block* block) noexcept {
+  const auto at = entries_.find(value);
+  if (at == entries_.end()) return;
+  Entry entry = at->second;
+  entry.birth = block->birth;
+  entries_.erase(at);
+  entries_.emplace(block, entry);
+}
+
+void Recorder::dropped_while_evicted(const void* value, std::uint64_t bytes) noexcept {
+  const auto at = entries_.find(value);
+  if (at == entries_.end()) return;
+  note_death(at->second, bytes);
+  entries_.erase(at);
+}
+
+void Recorder::lost(Block* block) noexcept {
+  const Entry* entry = find(block, block->birth);
+  if (entry == nullptr || entry->epoch != epoch_) return;
+  const std::uint32_t producer = log_.values[entry->value].producer;
+  if (producer != StepLog::kNone && log_.ops[producer].replay == Replay::Yes) log_.ops[producer].replay = Replay::WritesSource;
+}
+
+// What is no time of the program's own: recording, and under a limit searching and replaying.
+std::uint64_t Recorder::overhead() const { return spent_ + detail::thread_engine_ticks(); }
+
+std::uint32_t Recorder::next_position() const {
+  if (at_boundary_) return 0;
+  return step_begin_ == StepLog::kNone ? StepLog::kNone : log_.size() - step_begin_;
 }
 
 // Memory that came without an op: in the step it needs one.
@@ -268,8 +310,8 @@ void Recorder::unseen_block(Block* block) {
   StepLog::Op op;
   op.name = "memfit::allocation";
   op.began = detail::ticks();
-  op.recorder = spent_;
-  op.live = allocator_.ledger().live - block->requested;
+  op.recorder = overhead();
+  op.live = allocator_.ledger().program - block->requested;
   op.inputs = op.outputs = static_cast<std::uint32_t>(log_.operands.size());
   op.replay = Replay::ReadsForeignMemory;
   op.flags = StepLog::kUnseen;
@@ -286,14 +328,14 @@ void Recorder::raw_access(c10::StorageImpl* storage) {
   StepLog::Op op;
   op.name = "memfit::raw_pointer";
   op.began = detail::ticks();
-  op.recorder = spent_;
-  op.live = allocator_.ledger().live;
+  op.recorder = overhead();
+  op.live = allocator_.ledger().program;
   op.inputs = static_cast<std::uint32_t>(log_.operands.size());
   op.replay = Replay::ReadsForeignMemory;
   op.flags = StepLog::kUnseen;
   const std::uint32_t number = log_.size();
   log_.ops.push_back(op);
-  const std::uint32_t old = value_of(block, entry);
+  const std::uint32_t old = value_of(block->requested, entry);
   log_.operands.push_back(old);
   log_.ops[number].input_count = 1;
   log_.ops[number].outputs = static_cast<std::uint32_t>(log_.operands.size());
@@ -316,15 +358,15 @@ void Recorder::arm(c10::StorageImpl* storage) {
 
 // ---- ops
 
-Recorder::Running::Running(Recorder& recorder, const OpRule& rule, DispatchKeySet keys, const torch::jit::Stack& stack)
-    : recorder_(recorder), rule_(rule) {
+Recorder::Running::Running(Recorder& recorder, const OpRule& rule, DispatchKeySet keys, const torch::jit::Stack& stack, bool watched)
+    : recorder_(recorder), rule_(rule), watched_(watched) {
   const std::uint64_t start = detail::ticks();
   std::lock_guard lock(recorder.lock_);
   if (!recorder.on_) return;
   StepLog::Op op;
   op.name = rule.name.c_str();
   op.began = start;
-  op.recorder = recorder.spent_;
+  op.recorder = recorder.overhead();
   recorder.log_.ops.push_back(op);
   recorder.begin(*this, keys, stack);
   kernel_ = detail::ticks();
@@ -351,11 +393,26 @@ void Recorder::Running::finish(const torch::jit::Stack& stack) {
   if (tell && recorder_.when_sure_) recorder_.when_sure_();
 }
 
+void Recorder::Running::finish(const torch::jit::Stack& stack, std::uint64_t kernel_ticks, bool replayable) {
+  const std::uint64_t start = detail::ticks();
+  if (!linked_) return;
+  std::lock_guard lock(recorder_.lock_);
+  if (epoch_ == recorder_.epoch_) {
+    Replay& replay = recorder_.log_.ops[op_].replay;
+    if (replayable) replay = Replay::Yes;
+    else if (replay == Replay::Yes) replay = Replay::SideEffect;
+  }
+  recorder_.end(*this, &stack, kernel_ticks);
+  recorder_.spent_ += detail::ticks() - start;
+}
+
 void Recorder::begin(Running& run, DispatchKeySet keys, const torch::jit::Stack& stack) {
   const std::uint32_t number = log_.size() - 1;
+  if (std::exchange(at_boundary_, false)) step_begin_ = number;
+  run.position_ = step_begin_ == StepLog::kNone ? StepLog::kNone : number - step_begin_;
   if (whole_.end != 0 && whole_.end_ticks == 0) {
     whole_.end_ticks = log_.ops[number].began;
-    whole_.end_recorder = spent_;
+    whole_.end_recorder = overhead();
   }
   const std::uint64_t me = detail::thread_number();
   if (op_thread_ == 0) op_thread_ = me;
@@ -368,8 +425,8 @@ void Recorder::begin(Running& run, DispatchKeySet keys, const torch::jit::Stack&
   run.epoch_ = epoch_;
   run.serial_ = ++serial_;
   run.opaque_ = keys.has_any(kOpaqueKeys);
-  run.hash_ = run.rule_.name_hash;
-  log_.ops[number].live = allocator_.ledger().live;
+  run.hash_ = hash_of(run.rule_, stack);
+  log_.ops[number].live = allocator_.ledger().program;
   log_.ops[number].inputs = static_cast<std::uint32_t>(log_.operands.size());
   for_each_argument(run.rule_, stack, [&](const at::Tensor& t, bool written, bool hidden) { use(run, t, written, hidden); });
   StepLog::Op& op = log_.ops[number];
@@ -399,15 +456,29 @@ Replay Recorder::replay_of(const Running& run) {
   return run.writes_kept_ ? Replay::WritesSource : Replay::Yes;
 }
 
+std::uint64_t Recorder::hash_tensor(std::uint64_t hash, const at::Tensor& tensor) {
+  if (!tensor.defined()) return hash;
+  if (is_opaque(tensor)) {
+    for_each_part(tensor, [&](const at::Tensor& part) { hash = hash_tensor(hash, part); });
+    return hash;
+  }
+  hash = mixed(hash, static_cast<std::uint64_t>(tensor.scalar_type()) + 1);
+  for (const std::int64_t size : tensor.sizes()) hash = mixed(hash, static_cast<std::uint64_t>(size));
+  return hash;
+}
+
+std::uint64_t Recorder::hash_of(const OpRule& rule, const torch::jit::Stack& stack) {
+  std::uint64_t hash = rule.name_hash;
+  for_each_argument(rule, stack, [&](const at::Tensor& t, bool, bool) { hash = hash_tensor(hash, t); });
+  return hash;
+}
+
 void Recorder::use(Running& run, const at::Tensor& tensor, bool written, bool hidden, bool opaque) {
   if (!tensor.defined()) return;
   if (is_opaque(tensor)) {
     run.opaque_ = opaque = true;
     for_each_part(tensor, [&](const at::Tensor& part) { use(run, part, false, false, true); });
     if (!tensor.unsafeGetTensorImpl()->has_storage()) return;
-  } else {
-    run.hash_ = mixed(run.hash_, static_cast<std::uint64_t>(tensor.scalar_type()) + 1);
-    for (const std::int64_t size : tensor.sizes()) run.hash_ = mixed(run.hash_, static_cast<std::uint64_t>(size));
   }
   c10::StorageImpl* storage = storage_of(tensor);
   Block* block = tensor.device().is_cpu() ? block_of(storage) : nullptr;
@@ -417,7 +488,7 @@ void Recorder::use(Running& run, const at::Tensor& tensor, bool written, bool hi
   }
   Entry& entry = entry_of(block);
   ++entry.locks;
-  if (storage->has_materializer()) storage->clear_materializer();
+  if (!run.watched_ && storage->has_materializer()) storage->clear_materializer();
   run.used_.push_back({block, entry.birth, c10::weak_intrusive_ptr<c10::StorageImpl>(
                                                c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage))});
   if (opaque) mark(entry, StepLog::kPinned);
@@ -442,8 +513,9 @@ void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block,
   if ((entry.flags & StepLog::kPinned) && !written && !again && block->requested <= kSnapshotBytes) return;
   entry.seen_by = run.serial_;
   if ((!again && !blank) || was_blank) {
-    const std::uint32_t value = value_of(block, entry);
+    const std::uint32_t value = value_of(block->requested, entry);
     log_.operands.push_back(value);
+    run.inputs_.push_back({value, block});
     if (log_.values[value].shape == StepLog::kNone && tensor.nbytes() == block->requested) shape_value(value, tensor);
   }
   if (written && !is_listed) run.written_.push_back({block, block->birth, blank});
@@ -491,7 +563,7 @@ void Recorder::end(Running& run, const torch::jit::Stack* stack, std::uint64_t t
   op.outputs = static_cast<std::uint32_t>(log_.operands.size());
   const auto first_output = static_cast<std::uint32_t>(log_.values.size());
   // Whatever no result leads to is out of sight, so it is pinned until one does.
-  for (Block* block : run.taken_) new_output(block, run.op_, StepLog::kPinned);
+  for (Block* block : run.taken_) run.outputs_.push_back({new_output(block, run.op_, StepLog::kPinned), block});
   op.workspace = run.own_peak_ - std::min(run.own_peak_, run.own_);
   if (stack != nullptr) end_results(run, *stack, first_output);
   if (!run.rule_.resizes) end_writes(run);
@@ -511,7 +583,7 @@ void Recorder::end_results(Running& run, const torch::jit::Stack& stack, std::ui
       log_.values[entry.value].flags &= static_cast<std::uint8_t>(~StepLog::kPinned);
       shape_value(entry.value, tensor);
     }
-    if (entry.locks == 0 && !(entry.flags & StepLog::kPinned)) arm(storage);
+    if (!run.watched_ && entry.locks == 0 && !(entry.flags & StepLog::kPinned)) arm(storage);
   };
   const std::size_t returns = run.rule_.op.schema().returns().size();
   for (std::size_t i = stack.size() - returns; i < stack.size(); ++i) {
@@ -531,15 +603,16 @@ void Recorder::end_writes(Running& run) {
     if (entry == nullptr) continue;
     StepLog::Value value;
     if (!w.blank) {
-      const std::uint32_t old = value_of(w.block, *entry);
+      const std::uint32_t old = value_of(w.block->requested, *entry);
       value = log_.values[old];
       log_.values[old].death = run.op_;
       value.overwrites = old;
+      for (Running::Operand& input : run.inputs_) input.overwritten = input.overwritten || input.logged == old;
       const bool kept = (value.flags & (StepLog::kKept | StepLog::kParameter)) != 0;
       value.flags = entry->flags | (kept ? StepLog::kKept : 0);
     } else {
       if (entry->epoch != epoch_ && whole_.epoch != 0 && entry->epoch == whole_.epoch) whole_.log.values[entry->value].flags |= StepLog::kUnread;
-      if (run.op_ != 0) log_.values[value_of(w.block, *entry)].death = run.op_ - 1;
+      if (run.op_ != 0) log_.values[value_of(w.block->requested, *entry)].death = run.op_ - 1;
       if (entry->epoch != epoch_) {
         entry->epoch = epoch_;
         entry->storage = next_storage_++;
@@ -553,6 +626,7 @@ void Recorder::end_writes(Running& run) {
     entry->value = static_cast<std::uint32_t>(log_.values.size());
     log_.values.push_back(value);
     log_.operands.push_back(entry->value);
+    run.outputs_.push_back({entry->value, w.block});
     ++log_.ops[run.op_].output_count;
   }
 }
@@ -561,6 +635,7 @@ void Recorder::release(Running& run) {
   for (Running::Used& used : run.used_) {
     Entry* entry = find(used.block, used.birth);
     if (entry == nullptr || --entry->locks != 0 || (entry->flags & StepLog::kPinned)) continue;
+    if (run.watched_) continue;
     if (auto storage = used.storage.lock()) arm(storage.get());
   }
 }
@@ -575,8 +650,8 @@ void Recorder::custom_op(const OpRule& rule, const torch::jit::Stack& stack) {
   StepLog::Op op;
   op.name = rule.name.c_str();
   op.began = detail::ticks();
-  op.recorder = spent_;
-  op.live = allocator_.ledger().live;
+  op.recorder = overhead();
+  op.live = allocator_.ledger().program;
   op.inputs = static_cast<std::uint32_t>(log_.operands.size());
   op.replay = reason_of(rule);
   op.flags = StepLog::kUnseen;
@@ -590,7 +665,7 @@ void Recorder::custom_op(const OpRule& rule, const torch::jit::Stack& stack) {
     Entry& entry = entry_of(block);
     if (entry.seen_by == serial_ || (entry.flags & StepLog::kConstant)) return;
     entry.seen_by = serial_;
-    log_.operands.push_back(value_of(block, entry));
+    log_.operands.push_back(value_of(block->requested, entry));
   });
   log_.ops[number].input_count = static_cast<std::uint32_t>(log_.operands.size()) - op.inputs;
   log_.ops[number].outputs = static_cast<std::uint32_t>(log_.operands.size());
@@ -641,6 +716,7 @@ bool Recorder::trains(std::uint32_t begin, std::uint32_t end) const {
 void Recorder::look_back() {
   trace::SequenceDetector again = detector_;
   std::uint32_t begin = StepLog::kNone, end = 0, seen = 0;
+  std::optional<std::uint32_t> sequence;
   std::uint64_t steps = 0;
   bool last_trains = true;
   for (std::uint32_t i = 0; i < log_.size(); ++i) {
@@ -654,6 +730,7 @@ void Recorder::look_back() {
     begin = first;
     end = i + 1;
     seen = verdict.seen;
+    sequence = verdict.ended;
     ++steps;
   }
   if (!last_trains) return forget();
@@ -668,6 +745,11 @@ void Recorder::look_back() {
   const bool ended = end < log_.size();
   whole_.end_ticks = ended ? log_.ops[end].began : 0;
   whole_.end_recorder = ended ? log_.ops[end].recorder : 0;
+  if (ended || !sequence) return;
+  step_end_ = StepEnd{*sequence, seen, true};
+  whole_.epoch = epoch_;
+  start_log();
+  at_boundary_ = true;
 }
 
 /// Where the latest `fed` ops before op `end` begin; kNone when the log is shorter.
@@ -680,6 +762,7 @@ std::uint32_t Recorder::begin_of_last(std::uint32_t fed, std::uint32_t end) cons
 
 void Recorder::end_step(const trace::SequenceDetector::Verdict& verdict) {
   const std::uint32_t begin = begin_of_last(verdict.length, log_.size());
+  if (verdict.ended) step_end_ = StepEnd{*verdict.ended, verdict.seen, false};
   if (begin != StepLog::kNone && !trains(begin, log_.size())) {
     if (whole_.seen < 2) forget();
   } else if (begin != StepLog::kNone) {
@@ -692,10 +775,12 @@ void Recorder::end_step(const trace::SequenceDetector::Verdict& verdict) {
       whole_.end = whole_.log.size();
       whole_.end_ticks = 0;
       whole_.seen = verdict.seen;
+      if (step_end_) step_end_->whole = true;
     }
     sure_ = steps_ >= kSure;
   }
   start_log();
+  at_boundary_ = detector_.learned();
 }
 
 void Recorder::start_log() {
@@ -703,6 +788,8 @@ void Recorder::start_log() {
   ++epoch_;
   next_storage_ = 0;
   from_start_ = false;
+  step_begin_ = StepLog::kNone;
+  at_boundary_ = false;
 }
 
 }  // namespace memfit::engine

@@ -1,5 +1,5 @@
-// Records a training step while the program runs without a limit: which op read and made which bytes, how long it took, and
-// when the program let go of them. The latest whole step becomes a trace::Step.
+// Records training steps while the program runs: which op read and made which bytes, how long it took, and when the program
+// let go of them. The latest whole step becomes a trace::Step.
 // Not here: the file (engine/recording_file.h), where steps end (trace/sequence_detector.h), carrying out a plan.
 // Threads: any; state under the allocator's lock. Cost: about 0.6 us an op, 250 bytes of memory an op of two steps.
 //
@@ -13,6 +13,8 @@
 //   An op that fills a whole storage without reading it (zero_, copy_) makes a new value that overwrites nothing, and the old
 //   one dies before it: so it can be run again without the old content. Running statistics of batch norm are left out:
 //   a replay does not move them.
+//   Under a limit the step is the same: what the program would have done without one. A value whose bytes are evicted goes on
+//   under its engine's Value instead of its block, replays' own blocks are not seen, and the engine says what can run again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +27,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "memfit/engine/detail/step_log.h"
 #include "memfit/engine/op_rules.h"
@@ -68,12 +71,26 @@ class Recorder final : public memory::BlockObserver {
   /// One op while it runs, on the stack of the thread that runs it.
   class Running {
    public:
-    Running(Recorder& recorder, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+    /// `watched`: the engine looks after raw pointers by itself.
+    Running(Recorder& recorder, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack, bool watched = false);
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
     /// An op that threw leaves what it wrote with unknown content.
     ~Running();
     void finish(const torch::jit::Stack& stack);
+    /// Under a limit: `kernel_ticks` is what the op itself took, `replayable` whether the engine can run it again.
+    void finish(const torch::jit::Stack& stack, std::uint64_t kernel_ticks, bool replayable);
+
+    /// One value among the op's inputs or outputs, in the order in which a trace::Step has them.
+    struct Operand {
+      std::uint32_t logged;      // its number in the running stretch
+      memory::Block* block;
+      bool overwritten = false;  // by this op
+    };
+    const c10::SmallVectorImpl<Operand>& inputs() const { return inputs_; }
+    const c10::SmallVectorImpl<Operand>& outputs() const { return outputs_; }
+    /// Position of the op in the running step, kNone outside of any. Valid also when the op has ended the step.
+    std::uint32_t position() const { return position_; }
 
    private:
     friend class Recorder;
@@ -100,9 +117,37 @@ class Recorder final : public memory::BlockObserver {
     c10::SmallVector<Used, 8> used_;
     c10::SmallVector<Written, 4> written_;
     c10::SmallVector<memory::Block*, 8> taken_;
+    c10::SmallVector<Operand, 8> inputs_, outputs_;
+    std::uint32_t position_ = detail::StepLog::kNone;
+    bool watched_;
     Running* outer_ = nullptr;               // of the same thread
     Running* next_ = nullptr;                // of all that run now
   };
+
+  /// What sets an op apart in a sequence: its name, and the dtypes and shapes of its tensors.
+  static std::uint64_t hash_of(const OpRule& rule, const torch::jit::Stack& stack);
+  /// Position that the next op will have in the running step; kNone when no step is being followed from its beginning.
+  std::uint32_t next_position() const;
+
+  /// A step that has just ended.
+  struct StepEnd {
+    std::uint32_t sequence = 0;   // SequenceDetector's number
+    std::uint32_t seen = 0;
+    bool whole = false;           // it is what recording() gives
+  };
+  /// Since the last call. The engine asks after each op.
+  std::optional<StepEnd> take_step_end() { return std::exchange(step_end_, std::nullopt); }
+  /// The sequence that the step after the latest one will likely be.
+  std::optional<std::uint32_t> expected() const { return detector_.expected(); }
+
+  // Under a limit a value loses its block and gets another.
+  void evicted(memory::Block* block, const void* value) noexcept;
+  void restored(const void* value, memory::Block* block) noexcept;
+  void dropped_while_evicted(const void* value, std::uint64_t bytes) noexcept;
+  /// What is in `block` cannot be made again from now on.
+  void lost(memory::Block* block) noexcept;
+  /// A replayed kernel runs: what its workers allocate is none of the program's.
+  void set_replaying(bool on) { replaying_ = on; }
 
   /// An op made of others that come by on their own, but that may read its arguments unseen.
   void custom_op(const OpRule& rule, const torch::jit::Stack& stack);
@@ -133,7 +178,8 @@ class Recorder final : public memory::BlockObserver {
   void note_leaf(const at::Tensor& tensor, Entry& entry, bool written);
   Entry& entry_of(memory::Block* block);
   Entry* find(memory::Block* block, std::uint64_t birth);
-  std::uint32_t value_of(memory::Block* block, Entry& entry);
+  std::uint32_t value_of(std::uint64_t bytes, Entry& entry);
+  void note_death(Entry& entry, std::uint64_t bytes);
   void mark(Entry& entry, std::uint8_t flags);
   void shape_value(std::uint32_t value, const at::Tensor& tensor);
   std::uint32_t new_output(memory::Block* block, std::uint32_t op, std::uint8_t flags);
@@ -154,6 +200,8 @@ class Recorder final : public memory::BlockObserver {
   bool trains(std::uint32_t begin, std::uint32_t end) const;
   std::uint32_t begin_of_last(std::uint32_t fed, std::uint32_t end) const;
   static void arm(c10::StorageImpl* storage);
+  static std::uint64_t hash_tensor(std::uint64_t hash, const at::Tensor& tensor);
+  std::uint64_t overhead() const;
 
   memory::CpuAllocator& allocator_;
   memory::Lock& lock_;
@@ -165,7 +213,7 @@ class Recorder final : public memory::BlockObserver {
   std::uint32_t epoch_ = 1;
   std::uint32_t next_storage_ = 0;
   bool from_start_ = true;            // log_ has everything since the first op
-  ska::flat_hash_map<memory::Block*, Entry> entries_;
+  ska::flat_hash_map<const void*, Entry> entries_;   // by block, or by the engine's Value while it has none
   Running* running_ = nullptr;
 
   struct Whole {
@@ -181,6 +229,10 @@ class Recorder final : public memory::BlockObserver {
   std::uint64_t fed_ = 0;
   std::uint64_t serial_ = 0;
   std::uint64_t spent_ = 0;           // ticks
+  std::uint32_t step_begin_ = detail::StepLog::kNone;   // in log_: first op of the running step
+  bool at_boundary_ = false;                            // a step has ended and the next has not begun
+  bool replaying_ = false;
+  std::optional<StepEnd> step_end_;
   std::uint64_t op_thread_ = 0, random_thread_ = 0;
   bool several_op_threads_ = false, several_random_threads_ = false;
 };

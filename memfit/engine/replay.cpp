@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memfit/engine/detail/pass.h"
 #include "memfit/engine/detail/ticks.h"
 #include "memfit/engine/engine.h"
 #include "memfit/engine/out_of_budget.h"
@@ -44,15 +45,6 @@ namespace {
 // stays until somebody needs the room, since the ops that follow often want the same region.
 constexpr std::size_t kKeptRegion = 64;
 }  // namespace
-
-struct Engine::Pass {
-  std::vector<Recipe*> order;
-  std::vector<Value*> members;
-  std::uint64_t id = 0;
-  Value* wanted = nullptr;              // frugal: the result that the op is replayed for
-  std::vector<Value*>* made = nullptr;  // frugal: where temporaries are noted
-  c10::SmallVector<std::pair<Value*, c10::Storage>, 8> in_place;   // buffers of the running op's in-place arguments
-};
 
 namespace {
 
@@ -189,6 +181,7 @@ void Engine::bring(Value* value, Frugal& frugal) {
       ++locked;
     }
     Pass pass;
+    pass.kind = Pass::Kind::Frugal;
     pass.wanted = value;
     pass.made = &frugal.made;
     replay(pass, recipe);
@@ -409,7 +402,21 @@ class DefaultGenerator {
 };
 }  // namespace
 
+namespace {
+/// What a replayed kernel allocates is none of the program's.
+struct Unseen {
+  explicit Unseen(Recorder* r) : recorder(r) {
+    if (recorder != nullptr) recorder->set_replaying(true);
+  }
+  ~Unseen() {
+    if (recorder != nullptr) recorder->set_replaying(false);
+  }
+  Recorder* recorder;
+};
+}  // namespace
+
 void Engine::run_replayed(Recipe* recipe, torch::jit::Stack& stack) {
+  const Unseen unseen(recorder_.get());
   const Lent lent(lock_);
   detail::InOp in_op;
   c10::impl::ForceDispatchKeyGuard keys(replay_keys());
@@ -432,8 +439,8 @@ void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c1
   c10::DataPtr& data = made->_mutable_data_ptr_no_checks();
   TORCH_INTERNAL_ASSERT(data.get_deleter() == &CpuAllocator::delete_block && Block::of(data.get_context())->requested == value->bytes,
                         "memfit: ", recipe->rule->name, " made a result of another size when it ran again");
-  const bool frugal = pass.made != nullptr;
-  const bool member = frugal ? value == pass.wanted : value->in_pass && value->pass_uses > 0;
+  const bool region = pass.kind == Pass::Kind::Region;
+  const bool member = region ? value->in_pass && value->pass_uses > 0 : pass.kind == Pass::Kind::Planned || value == pass.wanted;
   if (value->bound) {
     settle(value, std::move(data));
     if (!value->resident) return;
@@ -444,14 +451,14 @@ void Engine::take_result(Pass& pass, Recipe* recipe, std::size_t index, const c1
     value->resident = true;
     value->last_use = clock_;
     update_candidate(value);
-    if (frugal) {
+    if (!region) {
       ++value->references;
       pass.made->push_back(value);
     }
   } else {
     return;
   }
-  if (member && !frugal) {
+  if (member && region) {
     value->pass_locked = true;
     ++value->locks;
   }
@@ -487,8 +494,10 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) here += recipe->tensors[k].value == value ? 1 : 0;
     if (std::any_of(pass.in_place.begin(), pass.in_place.end(), [&](const auto& b) { return b.first == value; })) continue;
     bool last = !value->bound && value->held && value->recipe != nullptr;
-    if (pass.made == nullptr) {
+    if (pass.kind == Pass::Kind::Region) {
       last = last && value->pass_uses == here;
+    } else if (pass.kind == Pass::Kind::Planned) {
+      last = last && !pass.preserve;
     } else {
       std::uint32_t readers = 0;
       for (const TensorArg* r = value->readers; r != nullptr && readers <= here; r = r->next) ++readers;
@@ -563,7 +572,7 @@ void Engine::replay(Pass& pass, Recipe* recipe) {
   written.clear();
   for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
     Value* value = recipe->tensors[i].value;
-    if (value == nullptr || pass.made != nullptr) continue;
+    if (value == nullptr || pass.kind != Pass::Kind::Region) continue;
     if (--value->pass_uses != 0) continue;
     if (value->pass_locked) {
       value->pass_locked = false;

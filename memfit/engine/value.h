@@ -87,6 +87,7 @@ struct Value {
   std::uint32_t writes = 0;                            // in-place ops in a row that made it
   std::uint32_t depth = 0;                             // longest chain of recipes below
   std::int32_t candidate = -1;                         // index among the evictable
+  std::uint32_t logged = 0xffffffffu;                  // number in the running step, see PlannedSteps
   std::uint64_t born = 0;                              // number of the op that met it first
   std::uint64_t last_use = 0;                          // on the engine's clock
   std::uint64_t looked = 0;                            // when bring_cost was worked out with care

@@ -16,6 +16,8 @@ using memory::CpuAllocator;
 
 namespace {
 
+constexpr std::uint64_t kSmallSource = 4096;
+
 /// Memory of PyTorch's own allocator that we count and watch from the moment an op uses it.
 struct Adopted {
   c10::DataPtr original;
@@ -182,6 +184,7 @@ void Engine::drain_unused() {
     }
     // destroy may have queued it twice only if it had readers, and it has none.
     --value_count_;
+    planned_.forget(value);
     delete value;
   }
   draining_ = false;
@@ -190,6 +193,7 @@ void Engine::drain_unused() {
 void Engine::make_source(Value* value) {
   Recipe* recipe = value->recipe;
   if (recipe == nullptr) return;
+  if (value->block != nullptr && recording()) recorder_->lost(value->block);
   value->recipe = nullptr;
   value->depth = 0;
   update_candidate(value);
@@ -394,6 +398,7 @@ bool Engine::keep_dropped(Block* block) noexcept {
 
 void Engine::dropped_while_evicted(Value* value) noexcept {
   std::lock_guard lock(lock_);
+  if (recording()) recorder_->dropped_while_evicted(value, value->bytes);
   --evicted_count_;
   allocator_.program_shrank(value->bytes);
   value->bound = false;
@@ -430,6 +435,8 @@ bool Engine::worth_keeping(Value* value) {
   if (value->readers == nullptr || !limited_ || value->escaped) return false;
   constexpr std::size_t kMost = 128;
   const Dependents made = dependents_of(value, kMost);
+  // A plan knows what goes when; only small ones are kept without need, since no plan counts on making them again.
+  if (planned_.current() != nullptr && value->bytes > kSmallSource) return !made.complete || !made.evicted.empty();
   return !made.complete || !made.evicted.empty() || bytes_of(made.resident) > value->bytes;
 }
 
@@ -480,7 +487,7 @@ void Engine::disarm(c10::StorageImpl* storage) {
 }
 
 void Engine::raw_access(c10::StorageImpl* storage) {
-  if (recording()) return recorder_->raw_access(storage);
+  if (recording() && !limited_ && evicted_count_ == 0) return recorder_->raw_access(storage);
   const Turn turn(*this);
   Value* value = value_of(storage, limited_);
   if (value == nullptr || value->escaped) return;
@@ -511,6 +518,7 @@ void Engine::raw_access(c10::StorageImpl* storage) {
   make_source(value);
   update_candidate(value);
   ++stats_.raw_accesses;
+  if (recording()) recorder_->raw_access(storage);
 }
 
 // Called from the fault handler, on the thread that reads a tensor's bytes without having asked for them.
@@ -578,6 +586,7 @@ void Engine::evict(Value* value) {
   value->resident = false;
   update_candidate(value);
   block->value = nullptr;
+  if (recording()) recorder_->evicted(block, value);
   allocator_.give(block);
   ++evicted_count_;
   ++stats_.evictions;
@@ -604,6 +613,7 @@ void Engine::settle(Value* value, c10::DataPtr&& data) {
   value->stand_in = nullptr;
   value->block = block;
   block->value = value;
+  if (recording()) recorder_->restored(value, block);
   block->flags &= ~static_cast<std::uint32_t>(Block::kReplay);
   value->resident = true;
   value->last_use = clock_;

@@ -72,7 +72,10 @@ void CpuAllocator::delete_block(void* data) {
     std::fprintf(stderr, "memfit: a block at %p was freed twice or overrun\n", data);
     std::abort();
   }
-  if (block->value != nullptr && self.pressure_ != nullptr && self.pressure_->keep_dropped(block)) return;
+  if (block->value != nullptr && self.pressure_ != nullptr && self.pressure_->keep_dropped(block)) {
+    if (self.observer_ != nullptr) self.observer_->given(block);   // the program is done with it
+    return;
+  }
   if (!(block->flags & Block::kReplay)) self.program_shrank(block->requested);
   self.give(block);
 }
@@ -116,7 +119,7 @@ Block* CpuAllocator::take(std::uint64_t bytes) {
   ledger_.live += bytes;
   note_live();
   if (!thread_state.replay) program_grew(bytes);
-  if (observer_ != nullptr) observer_->taken(block);
+  if (observer_ != nullptr && !thread_state.replay) observer_->taken(block);
   return block;
 }
 

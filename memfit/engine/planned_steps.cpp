@@ -1,0 +1,165 @@
+#include "memfit/engine/planned_steps.h"
+
+#include <algorithm>
+
+namespace memfit::engine {
+
+bool PlannedSteps::matches(const PlannedStep& planned, std::uint32_t position, std::uint64_t hash) const {
+  if (!planned.feasible || position >= planned.step.ops.size() || planned.step.ops[position].hash != hash) return false;
+  for (std::uint32_t i = position; i-- > 0;) {
+    if (planned.step.ops[i].hash != past_[i].hash) return false;
+  }
+  return true;
+}
+
+bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optional<std::uint32_t> expected) {
+  if (position == 0) {
+    end_step();
+    if (expected) current_ = find(*expected);
+  }
+  if (position < past_.size()) {   // another thread's op is in between
+    leave();
+    return false;
+  }
+  past_.resize(position);          // what came without an op has no operands of its own here, and hash 0
+  const bool was_following = current_ != nullptr;
+  if (current_ != nullptr && current_->feasible) {
+    const auto& ops = current_->step.ops;
+    bool same = true;
+    for (std::uint32_t i = std::min(next_, position); i < position; ++i) same = same && i < ops.size() && ops[i].hash == past_[i].hash;
+    // What the op's own begin will note (a raw pointer into its arguments) comes before it.
+    std::uint32_t here = position;
+    while (here < ops.size() && ops[here].hash == 0) ++here;
+    if (same && here < ops.size() && ops[here].hash == hash) {
+      past_.resize(here);
+      past_.push_back({hash, static_cast<std::uint32_t>(operands_.size()), 0, 0});
+      return true;
+    }
+  }
+  current_ = nullptr;
+  if (position == 0 || was_following) {
+    for (const auto& planned : plans_) {
+      if (!matches(*planned, position, hash)) continue;
+      current_ = planned.get();
+      logged_of_.assign(current_->step.values.size(), kNone);
+      bool tied = true;
+      for (std::uint32_t i = 0; i < position && tied; ++i) tied = match_operands(i);
+      if (tied) break;
+      current_ = nullptr;
+    }
+  }
+  past_.push_back({hash, static_cast<std::uint32_t>(operands_.size()), 0, 0});
+  if (current_ == nullptr) return false;
+  next_ = position;
+  return true;
+}
+
+/// Says which logged values play the parts of op `position`'s operands. False: they cannot.
+bool PlannedSteps::match_operands(std::uint32_t position) {
+  const trace::Step& step = current_->step;
+  const trace::Op& op = step.ops[position];
+  const Past& past = past_[position];
+  if (op.hash == 0) return true;
+  if (op.inputs.count != past.inputs || op.outputs.count != past.outputs) return false;
+  const std::uint32_t* logged = operands_.data() + past.first;
+  if (logged_of_.size() != step.values.size()) logged_of_.assign(step.values.size(), kNone);
+  for (const auto list : {step.inputs(op), step.outputs(op)}) {
+    for (const trace::ValueId id : list) {
+      std::uint32_t& known = logged_of_[id];
+      if (known != kNone && known != *logged) return false;
+      known = *logged++;
+    }
+  }
+  return true;
+}
+
+void PlannedSteps::tie(Value* value, std::uint32_t logged) {
+  if (values_.size() <= logged) values_.resize(logged + 1, nullptr);
+  if (values_[logged] == value) return;
+  if (values_[logged] != nullptr) values_[logged]->logged = kNone;
+  forget(value);
+  values_[logged] = value;
+  value->logged = logged;
+}
+
+void PlannedSteps::forget(Value* value) noexcept {
+  if (value->logged == kNone) return;
+  values_[value->logged] = nullptr;
+  value->logged = kNone;
+}
+
+bool PlannedSteps::passed(const Recorder::Running& run) {
+  if (past_.empty() || run.position() == kNone || run.position() + 1 < past_.size()) {
+    leave();
+    return false;
+  }
+  if (run.position() + 1 != past_.size()) {   // notes before it that no plan foresaw
+    leave();
+    const Past op = past_.back();
+    past_.back() = Past{};
+    past_.resize(run.position());
+    past_.push_back(op);
+  }
+  Past& past = past_.back();
+  past.inputs = static_cast<std::uint32_t>(run.inputs().size());
+  past.outputs = static_cast<std::uint32_t>(run.outputs().size());
+  for (const auto& operand : run.inputs()) {
+    operands_.push_back(operand.logged);
+    // What the op has written over belongs to the new version's value by now.
+    if (operand.overwritten || operand.block->value == nullptr) continue;
+    tie(static_cast<Value*>(operand.block->value), operand.logged);
+  }
+  for (const auto& operand : run.outputs()) {
+    operands_.push_back(operand.logged);
+    if (operand.block->value != nullptr) tie(static_cast<Value*>(operand.block->value), operand.logged);
+  }
+  if (current_ == nullptr) return false;
+  const trace::Step& step = current_->step;
+  const trace::Op& op = step.ops[run.position()];
+  bool same = match_operands(run.position());
+  for (std::size_t k = 0; same && k < run.outputs().size(); ++k) {
+    same = step.values[step.outputs(op)[k]].bytes.count() == run.outputs()[k].block->requested;
+  }
+  if (!same) leave();
+  return same;
+}
+
+void PlannedSteps::end_step() {
+  for (Value* value : values_) {
+    if (value != nullptr) value->logged = kNone;
+  }
+  values_.clear();
+  past_.clear();
+  operands_.clear();
+  logged_of_.clear();
+  current_ = nullptr;
+  next_ = 0;
+}
+
+PlannedStep* PlannedSteps::find(std::uint32_t sequence) {
+  for (const auto& planned : plans_) {
+    if (planned->sequence != sequence) continue;
+    planned->last_used = ++clock_;
+    return planned.get();
+  }
+  return nullptr;
+}
+
+PlannedStep& PlannedSteps::add(std::uint32_t sequence) {
+  if (plans_.size() == kRemembered) {
+    const auto oldest = std::min_element(plans_.begin(), plans_.end(), [](const auto& a, const auto& b) { return a->last_used < b->last_used; });
+    if (oldest->get() == current_) leave();
+    plans_.erase(oldest);
+  }
+  plans_.push_back(std::make_unique<PlannedStep>());
+  plans_.back()->sequence = sequence;
+  plans_.back()->last_used = ++clock_;
+  return *plans_.back();
+}
+
+void PlannedSteps::forget_plans() {
+  end_step();
+  plans_.clear();
+}
+
+}  // namespace memfit::engine
