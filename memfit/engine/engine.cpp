@@ -208,7 +208,7 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   call.opaque = keys.has_any(kOpaqueKeys);
   begin(call, *stack);
   std::optional<Recorder::Running> running;
-  if (recording()) running.emplace(*recorder_, rule, keys, *stack, true);
+  if (recording()) begin_recorded(running, rule, keys, *stack);
   OpName name(rule);
   const std::uint64_t t1 = detail::ticks();
   const std::uint64_t busy = detail::thread_engine_ticks();
@@ -311,7 +311,7 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
     unlock_all(call);
   }
   std::optional<Recorder::Running> running;
-  if (recording()) running.emplace(*recorder_, rule, DispatchKeySet(), *stack, true);
+  if (recording()) begin_recorded(running, rule, DispatchKeySet(), *stack);
   op.redispatchBoxed(rest, stack);
   if (!running) return;
   const Turn turn(*this);
@@ -485,7 +485,9 @@ void Engine::keep_older_than(std::uint64_t sequence) {
 void Engine::prepare_writes(Call& call) {
   if (call.rule->resizes) return;
   for (auto& a : call.args) {
-    if (a.written || a.hidden) before_content_is_lost(a.value, true);
+    if (!a.written && !a.hidden) continue;
+    before_content_is_lost(a.value, true);
+    a.value->packed.reset();
   }
 }
 

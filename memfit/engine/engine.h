@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -45,6 +46,7 @@ struct EngineStats {
   std::uint64_t planned_steps = 0;   // that followed a plan from the first op to the last
   std::uint64_t replanned = 0;       // plans made again, since the first did not fit what happened
   std::uint64_t plan_misses = 0;     // instructions that did not find what they foresaw
+  std::uint64_t packed = 0;          // values kept in a short form instead of their bytes
   std::uint64_t plan_ns = 0;         // time in the planner
   std::uint64_t predicted_peak = 0;  // of the latest plan
   std::uint64_t predicted_step_ns = 0;
@@ -138,7 +140,7 @@ class Engine final : public memory::MemoryPressure {
   void remove_reader(TensorArg& arg);
   void destroy(Recipe* recipe);
   void make_source(Value* value);
-  bool available(const Value* value) const { return value->resident || value->recipe != nullptr; }
+  bool available(const Value* value) const { return value->resident || value->recipe != nullptr || value->packed; }
   /// Bytes that a replay left, of a value that no storage holds: they may go at any time.
   static bool is_temporary(const Value* value) {
     return !value->bound && value->held && value->recipe != nullptr && value->locks == 0 && value->references == 0;
@@ -198,14 +200,23 @@ class Engine final : public memory::MemoryPressure {
   void start_planning();
   void stop_planning();
   void before_planned(const OpRule& rule, const torch::jit::Stack& stack);
+  void begin_recorded(std::optional<Recorder::Running>& running, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack);
   void after_planned(const Recorder::Running& run);
   void carry_out(std::span<const plan::Instruction> list);
   void drop_planned(Value* value, std::vector<Value*>& made);
   void replay_planned(const plan::Instruction& instruction, std::vector<Value*>& made);
   void let_go(Value* value);
+  void pack_planned(trace::ValueId id);
+  bool pack(Value* value, caffe2::TypeMeta dtype, std::uint64_t capacity);
+  void unpack(Value* value);
   void end_planned_step(const Recorder::StepEnd& end, std::uint32_t position);
   bool needs_change(const PlannedStep& planned, bool followed) const;
-  void make_plan(std::uint32_t sequence, std::uint32_t changes);
+  void note_op_times(PlannedStep& planned, std::uint64_t program_ticks);
+  void make_plan(std::uint32_t sequence);
+  void change_plan(PlannedStep& planned);
+  void refine(PlannedStep& planned);
+  bool search_plan(PlannedStep& planned);
+  void note_prediction(const PlannedStep& planned);
   void note_step_time(std::uint64_t ticks);
 
   memory::CpuAllocator& allocator_;
@@ -258,7 +269,7 @@ class Engine final : public memory::MemoryPressure {
   PlannedSteps planned_;
   std::uint64_t online_bytes_ = 0;            // asked of the online policy while the running step followed a plan
   std::uint64_t step_began_ = 0;              // ticks; 0: no step has ended yet
-  std::uint64_t plan_ticks_ = 0;              // in the planner, since then
+  std::uint64_t step_overhead_ = 0;           // Recorder::overhead() then
   std::vector<std::uint64_t> step_ticks_;
 };
 

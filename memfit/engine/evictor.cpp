@@ -81,7 +81,7 @@ double Engine::score(Value* value, bool closely) {
     cost += (static_cast<double>(recipe->cost_ns) + kReplayOverheadNs) * (shared ? 0.5 : 1.0);
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
       const Value* input = recipe->tensors[k].value;
-      if (input == nullptr || input->resident || input->recipe == nullptr || input->recipe->visit == id) continue;
+      if (input == nullptr || input->resident || input->packed || input->recipe == nullptr || input->recipe->visit == id) continue;
       if (walk.size() == most) {
         beyond = std::max(beyond, static_cast<double>(input->bring_cost));
         continue;

@@ -40,7 +40,7 @@ void check_bytes_of(const Value* value) {
     TORCH_INTERNAL_ASSERT(!value->resident || value->held, "a resident value that nothing holds");
     return;
   }
-  TORCH_INTERNAL_ASSERT(value->resident || value->recipe != nullptr, "an evicted value that nobody can make again");
+  TORCH_INTERNAL_ASSERT(value->resident || value->recipe != nullptr || value->packed, "an evicted value that nobody can make again");
   const auto storage = value->binding.lock();
   TORCH_INTERNAL_ASSERT(storage, "a bound value's storage is gone");
   if (!value->resident) {
@@ -58,7 +58,7 @@ void check_recipe(const Recipe* recipe) {
     if (arg.use != TensorArg::Use::Read && arg.use != TensorArg::Use::InPlace) continue;
     const Value* input = arg.value;
     TORCH_INTERNAL_ASSERT(input != nullptr && arg.owner == recipe, "a live recipe has lost an input: ", recipe->rule->name);
-    TORCH_INTERNAL_ASSERT(input->resident || input->recipe != nullptr, "an input of a live recipe is not available: ", recipe->rule->name);
+    TORCH_INTERNAL_ASSERT(input->resident || input->recipe != nullptr || input->packed, "an input of a live recipe is not available: ", recipe->rule->name);
     const TensorArg* listed = input->readers;
     while (listed != nullptr && listed != &arg) listed = listed->next;
     TORCH_INTERNAL_ASSERT(listed == &arg, "an input does not know its reader: ", recipe->rule->name);

@@ -20,6 +20,10 @@ constexpr std::uint32_t kMostChanges = 4;
 // The search takes about 0.3 s at effort 1; it may take this share of the time that the step takes.
 constexpr double kEffortPerSecond = 3.0;
 constexpr double kLeastEffort = 0.05;
+// Left free for what no plan knows of: bookkeeping in tensors, small values.
+constexpr std::uint64_t kLeastSlack = 32 << 10;
+// Steps that are timed before a plan is made anew with their times.
+constexpr std::size_t kTimedSteps = 5;
 }  // namespace
 
 // Planning begins with the first eviction: before that there is nothing to plan for.
@@ -48,6 +52,12 @@ void Engine::before_planned(const OpRule& rule, const torch::jit::Stack& stack) 
   carry_out(plan.before(here));
 }
 
+void Engine::begin_recorded(std::optional<Recorder::Running>& running, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
+  const Turn turn(*this);
+  running.emplace(*recorder_, rule, keys, stack, true);
+  if (planning_) planned_.began(*running);
+}
+
 void Engine::after_planned(const Recorder::Running& run) {
   if (planned_.passed(run)) {
     const trace::Step& step = planned_.current()->step;
@@ -64,7 +74,7 @@ void Engine::after_planned(const Recorder::Running& run) {
 /// One list of instructions. What it brings to life for itself is gone when it ends.
 void Engine::carry_out(std::span<const Instruction> list) {
   if (list.empty()) return;
-  const bool replays = std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.action == Action::Replay; });
+  const bool replays = std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.action != Action::Drop; });
   const std::uint64_t t0 = detail::ticks();
   const std::uint64_t evicting = detail::thread_engine_ticks();
   std::vector<Value*> made;
@@ -89,6 +99,13 @@ void Engine::carry_out(std::span<const Instruction> list) {
         drop_planned(planned_.value(instruction.target), made);
       } else if (instruction.action == Action::Replay) {
         replay_planned(instruction, made);
+      } else if (instruction.action == Action::Pack) {
+        pack_planned(instruction.target);
+      } else if (instruction.action == Action::Unpack) {
+        Value* value = planned_.value(instruction.target);
+        if (value == nullptr) continue;
+        if (value->bound && !value->resident) restore(value);
+        if (!instruction.preserve) value->packed.reset();
       }
     }
   } catch (const OutOfBudget&) {
@@ -118,7 +135,59 @@ void Engine::drop_planned(Value* value, std::vector<Value*>& made) {
     let_go(value);
     return;
   }
-  if (value->locks == 0 && evictable(value)) evict(value);
+  if (value->locks == 0 && (evictable(value) || (value->resident && value->packed))) evict(value);
+}
+
+void Engine::pack_planned(trace::ValueId id) {
+  Value* value = planned_.value(id);
+  if (value == nullptr || !value->resident || !value->bound || value->block == nullptr || value->escaped || value->locks != 0) return;
+  const trace::Value& planned = planned_.current()->step.values[id];
+  if (pack(value, planned_.dtype(id), planned.packed_bytes.count())) evict(value);
+  else ++stats_.plan_misses;
+}
+
+/// Makes the short form. False: the content has none that fits.
+bool Engine::pack(Value* value, caffe2::TypeMeta dtype, std::uint64_t capacity) {
+  if (value->packed) return true;   // still good: it goes with the first write
+  const std::size_t width = dtype.itemsize();
+  if (width == 0 || width > 8 || (width & (width - 1)) != 0) return false;
+  std::uint64_t likely = 0;
+  const bool integer = c10::isIntegralType(c10::typeMetaToScalarType(dtype), false);
+  const memory::PackForm form = memory::guess_form(value->block->data(), value->bytes, static_cast<std::uint8_t>(width), integer, &likely);
+  if (form.kind == memory::PackForm::Kind::None) return false;
+  auto packed = std::make_unique<Packed>();
+  packed->form = form;
+  ++value->locks;
+  try {
+    packed->data = allocator_.allocate(std::max(capacity, std::min(likely, capacity + capacity / 8)));
+  } catch (...) {
+    --value->locks;
+    throw;
+  }
+  --value->locks;
+  if (!memory::pack(form, value->block->data(), value->bytes, packed->data.get(), capacity)) return false;
+  value->packed = std::move(packed);
+  ++stats_.packed;
+  return true;
+}
+
+/// Back to its bytes; the short form stays beside them.
+void Engine::unpack(Value* value) {
+  const bool old = memory::set_allocating_for_replay(true);
+  c10::DataPtr data;
+  try {
+    data = allocator_.allocate(value->bytes);
+  } catch (...) {
+    memory::set_allocating_for_replay(old);
+    throw;
+  }
+  memory::set_allocating_for_replay(old);
+  memory::unpack(value->packed->form, value->packed->data.get(), value->bytes, data.get());
+  if (value->bound) settle(value, std::move(data));
+  else hold(value, std::move(data));
+  TORCH_INTERNAL_ASSERT(value->resident, "memfit: a packed value did not come back");
+  if (verify_) check_bytes(value, nullptr);
+  if (planned_.current() == nullptr) value->packed.reset();   // nobody else would
 }
 
 void Engine::replay_planned(const Instruction& instruction, std::vector<Value*>& made) {
@@ -157,7 +226,6 @@ void Engine::replay_planned(const Instruction& instruction, std::vector<Value*>&
 }
 
 void Engine::end_planned_step(const Recorder::StepEnd& end, std::uint32_t position) {
-  const std::uint64_t now = detail::ticks();
   PlannedStep* followed = planned_.current();
   const bool whole = followed != nullptr && position + 1 == followed->step.ops.size();
   if (whole) {
@@ -165,17 +233,52 @@ void Engine::end_planned_step(const Recorder::StepEnd& end, std::uint32_t positi
     ++followed->runs;
     ++stats_.planned_steps;
   }
-  if (step_began_ != 0) note_step_time(now - step_began_ - plan_ticks_);
+  if (step_began_ != 0) {
+    const std::uint64_t took = detail::ticks() - step_began_;
+    note_step_time(took);
+    if (whole && end.whole) note_op_times(*followed, took - std::min(took, recorder_->overhead() - step_overhead_));
+  }
   planned_.end_step();
   PlannedStep* planned = planned_.find(end.sequence);
   if (planned == nullptr) {
-    if (end.whole && end.seen >= 2) make_plan(end.sequence, 0);
+    if (end.whole && end.seen >= 2) make_plan(end.sequence);
+  } else if (whole && planned == followed && online_bytes_ == 0) {
+    if (planned->program_ticks.size() == kTimedSteps) refine(*planned);
   } else if (end.whole && needs_change(*planned, whole && planned == followed)) {
-    make_plan(end.sequence, planned->changes + 1);
+    change_plan(*planned);
   }
   online_bytes_ = 0;
   step_began_ = detail::ticks();
-  plan_ticks_ = 0;
+  step_overhead_ = recorder_->overhead();
+}
+
+/// One step's times may be anything; several make better ones, and those of a step that runs by plan are what counts.
+void Engine::note_op_times(PlannedStep& planned, std::uint64_t program_ticks) {
+  if (planned.program_ticks.size() >= kTimedSteps) return;
+  planned.ticks.resize(planned.step.ops.size(), 0);
+  recorder_->add_op_ticks(planned.ticks);
+  planned.program_ticks.push_back(program_ticks);
+}
+
+/// With measured times: predicts again, and plans again if that is better.
+void Engine::refine(PlannedStep& planned) {
+  const double steps = static_cast<double>(planned.program_ticks.size());
+  for (std::size_t i = 0; i < planned.ticks.size(); ++i) {
+    planned.step.ops[i].seconds = trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.ticks[i])) * 1e-9 / steps);
+  }
+  std::sort(planned.program_ticks.begin(), planned.program_ticks.end());
+  planned.step.seconds = trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.program_ticks[kTimedSteps / 2])) * 1e-9);
+  planned.program_ticks.push_back(0);   // once
+  const plan::Simulation now = plan::simulate(planned.step, planned.plan);
+  planned.plan.predicted_step = now.step;
+  planned.plan.recompute = now.recompute;
+  planned.plan.packing = now.packing;
+  const plan::Plan old = planned.plan;
+  if (!search_plan(planned) || planned.plan.predicted_step >= old.predicted_step) {
+    planned.plan = old;
+    planned.feasible = true;
+  }
+  note_prediction(planned);
 }
 
 bool Engine::needs_change(const PlannedStep& planned, bool followed) const {
@@ -185,33 +288,53 @@ bool Engine::needs_change(const PlannedStep& planned, bool followed) const {
   return planned.limit < limit;
 }
 
-void Engine::make_plan(std::uint32_t sequence, std::uint32_t changes) {
-  const std::uint64_t t0 = detail::ticks();
+void Engine::make_plan(std::uint32_t sequence) {
   auto recording = recorder_->recording();
   if (!recording || recording->kind != Recorder::Recording::Kind::Step || trace::find_fault(recording->step)) return;
-  PlannedStep* planned = planned_.find(sequence);
-  const bool fresh = planned == nullptr;
-  if (fresh) planned = &planned_.add(sequence);
-  planned->changes = changes;
-  planned->limit = allocator_.limit();
-  if (fresh) planned->slack = (std::uint64_t{32} << 10) + planned->limit / 1024;
-  else if (planned->feasible) planned->slack = std::min(planned->slack + online_bytes_ + online_bytes_ / 8, planned->limit / 4);
-  planned->step = std::move(recording->step);
-  planned->feasible = false;
-  plan::PlanOptions options;
-  options.limit = Bytes(planned->limit - std::min(planned->slack, planned->limit));
-  options.effort = std::clamp(planned->step.seconds.count() * kEffortPerSecond, kLeastEffort, 1.0);
-  try {
-    planned->plan = plan::compute_plan(planned->step, options);
-    planned->feasible = true;
-    stats_.predicted_peak = planned->plan.predicted_peak.count();
-    stats_.predicted_step_ns = static_cast<std::uint64_t>(planned->plan.predicted_step.count() * 1e9);
-    if (changes != 0) ++stats_.replanned;
-  } catch (const plan::LimitTooLow&) {
-    // The online policy keeps temporaries where a plan does not, and may get through.
+  PlannedStep& planned = planned_.add(sequence);
+  planned.slack = kLeastSlack + allocator_.limit() / 1024;
+  planned.step = std::move(recording->step);
+  if (search_plan(planned)) note_prediction(planned);
+}
+
+/// What happened did not fit the plan, or the limit is another.
+void Engine::change_plan(PlannedStep& planned) {
+  ++planned.changes;
+  if (planned.feasible) planned.slack = std::min(planned.slack + online_bytes_ + online_bytes_ / 8, allocator_.limit() / 4);
+  auto recording = recorder_->recording();
+  if (recording && recording->kind == Recorder::Recording::Kind::Step && !trace::find_fault(recording->step)) {
+    planned.step = std::move(recording->step);
   }
-  plan_ticks_ += detail::ticks() - t0;
-  stats_.plan_ns += detail::ticks_to_ns(detail::ticks() - t0);
+  planned.ticks.clear();
+  planned.program_ticks.clear();
+  if (!search_plan(planned)) return;
+  ++stats_.replanned;
+  note_prediction(planned);
+}
+
+/// False: there is none, and the step is left to the online policy, which keeps temporaries where a plan does not.
+bool Engine::search_plan(PlannedStep& planned) {
+  const std::uint64_t t0 = detail::ticks();
+  planned.limit = allocator_.limit();
+  plan::PlanOptions options;
+  options.limit = Bytes(planned.limit - std::min(planned.slack, planned.limit));
+  options.effort = std::clamp(planned.step.seconds.count() * kEffortPerSecond, kLeastEffort, 1.0);
+  planned.feasible = true;
+  try {
+    planned.plan = plan::compute_plan(planned.step, options);
+  } catch (const plan::LimitTooLow&) {
+    planned.feasible = false;
+  }
+  const std::uint64_t spent = detail::ticks() - t0;
+  detail::thread_state.engine_ticks += spent;
+  stats_.plan_ns += detail::ticks_to_ns(spent);
+  if (getenv("MEMFIT_DBG")) std::fprintf(stderr, "DBG plan limit %.2f slack %.3f peak %.2f step %.1f ms, recompute %.1f ms, packing %.1f ms, %zu instr, effort %.2f took %.1f ms; fixed %.2f recorded %.1f ms feasible %d\n", planned.limit/1048576.0, planned.slack/1048576.0, planned.plan.predicted_peak.count()/1048576.0, planned.plan.predicted_step.count()*1e3, planned.plan.recompute.count()*1e3, planned.plan.packing.count()*1e3, planned.plan.instructions.size(), options.effort, detail::ticks_to_ns(spent)*1e-6, planned.step.fixed_bytes.count()/1048576.0, planned.step.seconds.count()*1e3, planned.feasible);
+  return planned.feasible;
+}
+
+void Engine::note_prediction(const PlannedStep& planned) {
+  stats_.predicted_peak = planned.plan.predicted_peak.count();
+  stats_.predicted_step_ns = static_cast<std::uint64_t>(planned.plan.predicted_step.count() * 1e9);
 }
 
 /// The report has the median of the latest steps.

@@ -88,11 +88,8 @@ void PlannedSteps::forget(Value* value) noexcept {
   value->logged = kNone;
 }
 
-bool PlannedSteps::passed(const Recorder::Running& run) {
-  if (past_.empty() || run.position() == kNone || run.position() + 1 < past_.size()) {
-    leave();
-    return false;
-  }
+void PlannedSteps::began(const Recorder::Running& run) {
+  if (past_.empty() || run.position() == kNone || run.position() + 1 < past_.size()) return leave();
   if (run.position() + 1 != past_.size()) {   // notes before it that no plan foresaw
     leave();
     const Past op = past_.back();
@@ -100,17 +97,26 @@ bool PlannedSteps::passed(const Recorder::Running& run) {
     past_.resize(run.position());
     past_.push_back(op);
   }
-  Past& past = past_.back();
-  past.inputs = static_cast<std::uint32_t>(run.inputs().size());
-  past.outputs = static_cast<std::uint32_t>(run.outputs().size());
+  past_.back().first = static_cast<std::uint32_t>(operands_.size());
+  past_.back().inputs = static_cast<std::uint32_t>(run.inputs().size());
   for (const auto& operand : run.inputs()) {
     operands_.push_back(operand.logged);
-    // What the op has written over belongs to the new version's value by now.
-    if (operand.overwritten || operand.block->value == nullptr) continue;
-    tie(static_cast<Value*>(operand.block->value), operand.logged);
+    if (operand.block->value != nullptr) tie(static_cast<Value*>(operand.block->value), operand.logged);
   }
+}
+
+bool PlannedSteps::passed(const Recorder::Running& run) {
+  Past* const past = past_.empty() ? nullptr : &past_.back();
+  // Another thread's op has come in between: whose operands these are is not to be told.
+  if (past == nullptr || run.position() + 1 != past_.size() || past->first + past->inputs != operands_.size()) {
+    leave();
+    return false;
+  }
+  past->outputs = static_cast<std::uint32_t>(run.outputs().size());
   for (const auto& operand : run.outputs()) {
     operands_.push_back(operand.logged);
+    if (dtypes_.size() <= operand.logged) dtypes_.resize(operand.logged + 1);
+    dtypes_[operand.logged] = operand.dtype;
     if (operand.block->value != nullptr) tie(static_cast<Value*>(operand.block->value), operand.logged);
   }
   if (current_ == nullptr) return false;
@@ -129,6 +135,7 @@ void PlannedSteps::end_step() {
     if (value != nullptr) value->logged = kNone;
   }
   values_.clear();
+  dtypes_.clear();
   past_.clear();
   operands_.clear();
   logged_of_.clear();

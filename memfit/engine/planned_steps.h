@@ -29,6 +29,8 @@ struct PlannedStep {
   std::uint64_t slack = 0;        // left free below it for what no plan knows of
   std::uint32_t runs = 0;         // steps that followed it to the end
   std::uint32_t changes = 0;      // how often it was made again
+  std::vector<std::uint64_t> ticks;          // of each op, added up over the steps since it was recorded
+  std::vector<std::uint64_t> program_ticks;  // of each of those steps, without replays and bookkeeping
   std::uint64_t last_used = 0;
 };
 
@@ -39,7 +41,9 @@ class PlannedSteps {
 
   /// Op `position` of the running step is about to run. False: no plan goes on with it.
   bool arrive(std::uint32_t position, std::uint64_t hash, std::optional<std::uint32_t> expected);
-  /// The op that arrived has run. False: its operands are not those of the plan, which is left.
+  /// The op that arrived begins to run; its inputs have their bytes, and keep them until it has run.
+  void began(const Recorder::Running& run);
+  /// It has run. False: its operands are not those of the plan, which is left.
   bool passed(const Recorder::Running& run);
   /// The running step follows no plan (any more).
   void leave() { current_ = nullptr; }
@@ -56,6 +60,11 @@ class PlannedSteps {
   Value* value(trace::ValueId id) const {
     const std::uint32_t logged = id < logged_of_.size() ? logged_of_[id] : kNone;
     return logged < values_.size() ? values_[logged] : nullptr;
+  }
+  /// Of an output of an op that has run in the running step.
+  caffe2::TypeMeta dtype(trace::ValueId id) const {
+    const std::uint32_t logged = id < logged_of_.size() ? logged_of_[id] : kNone;
+    return logged < dtypes_.size() ? dtypes_[logged] : caffe2::TypeMeta();
   }
   /// `value` is about to be deleted.
   void forget(Value* value) noexcept;
@@ -80,6 +89,7 @@ class PlannedSteps {
   std::vector<Past> past_;                  // ops of the running step
   std::vector<std::uint32_t> operands_;     // their operands as logged: inputs, then outputs
   std::vector<Value*> values_;              // by logged number
+  std::vector<caffe2::TypeMeta> dtypes_;    // likewise
   std::vector<std::uint32_t> logged_of_;    // by value of the current plan's step
 };
 

@@ -27,6 +27,8 @@ constexpr std::uint64_t kSnapshotBytes = 4096;
 // What no op made is a value from this size on.
 constexpr std::uint64_t kMinValueBytes = 128;
 constexpr std::uint64_t kSure = 3;   // whole steps
+// Below this a short form is not worth its bookkeeping.
+constexpr std::uint64_t kLeastPacked = 16 << 10;
 
 const DispatchKeySet kOpaqueKeys{DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::Quantized,
                                  DispatchKey::NestedTensor, DispatchKey::MkldnnCPU};
@@ -235,19 +237,18 @@ void Recorder::taken(Block* block) noexcept {
 }
 
 void Recorder::given(Block* block) noexcept {
-  const auto at = entries_.find(block);
-  if (at == entries_.end()) {
-    for (Running* run = running_; run != nullptr; run = run->next_) {
-      for (std::size_t i = run->taken_.size(); i-- > 0;) {
-        if (run->taken_[i] != block) continue;
-        run->taken_[i] = run->taken_.back();
-        run->taken_.pop_back();
-        run->own_ -= block->requested;
-        return;
-      }
+  // Another thread may have used meanwhile what it took during an op of this one, so both are looked at.
+  for (Running* run = running_; run != nullptr; run = run->next_) {
+    for (std::size_t i = run->taken_.size(); i-- > 0;) {
+      if (run->taken_[i] != block) continue;
+      run->taken_[i] = run->taken_.back();
+      run->taken_.pop_back();
+      run->own_ -= block->requested;
+      break;
     }
-    return;
   }
+  const auto at = entries_.find(block);
+  if (at == entries_.end()) return;
   note_death(at->second, block->requested);
   entries_.erase(at);
 }
@@ -293,8 +294,12 @@ void Recorder::lost(Block* block) noexcept {
   if (producer != StepLog::kNone && log_.ops[producer].replay == Replay::Yes) log_.ops[producer].replay = Replay::WritesSource;
 }
 
-// What is no time of the program's own: recording, and under a limit searching and replaying.
 std::uint64_t Recorder::overhead() const { return spent_ + detail::thread_engine_ticks(); }
+
+void Recorder::add_op_ticks(std::vector<std::uint64_t>& ticks) const {
+  if (whole_.end - whole_.begin != ticks.size()) return;
+  for (std::uint32_t i = whole_.begin; i < whole_.end; ++i) ticks[i - whole_.begin] += whole_.log.ops[i].ticks;
+}
 
 std::uint32_t Recorder::next_position() const {
   if (at_boundary_) return 0;
@@ -492,10 +497,10 @@ void Recorder::use(Running& run, const at::Tensor& tensor, bool written, bool hi
   run.used_.push_back({block, entry.birth, c10::weak_intrusive_ptr<c10::StorageImpl>(
                                                c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage))});
   if (opaque) mark(entry, StepLog::kPinned);
-  if (!hidden) use_storage(run, tensor, block, written);
+  if (!hidden) use_storage(run, tensor, block, written, opaque);
 }
 
-void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block, bool written) {
+void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block, bool written, bool opaque) {
   Entry& entry = *find(block, block->birth);
   if (entry.flags & StepLog::kConstant) {
     run.writes_kept_ = run.writes_kept_ || written;
@@ -506,7 +511,7 @@ void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block,
   auto listed = std::find_if(run.written_.begin(), again ? run.written_.end() : run.written_.begin(),
                              [&](const Running::Written& w) { return w.block == block; });
   const bool is_listed = again && listed != run.written_.end();
-  const bool blank = written && !again && run.rule_.overwrites && covers_storage(tensor, block->requested);
+  const bool blank = written && !again && !opaque && run.rule_.overwrites && covers_storage(tensor, block->requested);
   // An argument that is filled and also read is read.
   const bool was_blank = is_listed && listed->blank;
   if (was_blank) listed->blank = false;
@@ -516,9 +521,9 @@ void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block,
     const std::uint32_t value = value_of(block->requested, entry);
     log_.operands.push_back(value);
     run.inputs_.push_back({value, block});
-    if (log_.values[value].shape == StepLog::kNone && tensor.nbytes() == block->requested) shape_value(value, tensor);
+    if (!opaque && log_.values[value].shape == StepLog::kNone && tensor.nbytes() == block->requested) shape_value(value, tensor);
   }
-  if (written && !is_listed) run.written_.push_back({block, block->birth, blank});
+  if (written && !is_listed) run.written_.push_back({block, block->birth, blank, tensor.dtype()});
   if (written && !blank && entry.epoch == epoch_ && (log_.values[entry.value].flags & (StepLog::kKept | StepLog::kParameter))) {
     run.writes_kept_ = true;
   }
@@ -567,6 +572,7 @@ void Recorder::end(Running& run, const torch::jit::Stack* stack, std::uint64_t t
   op.workspace = run.own_peak_ - std::min(run.own_peak_, run.own_);
   if (stack != nullptr) end_results(run, *stack, first_output);
   if (!run.rule_.resizes) end_writes(run);
+  if (stack != nullptr) sample(run);
   release(run);
   feed(run.op_);
 }
@@ -582,6 +588,9 @@ void Recorder::end_results(Running& run, const torch::jit::Stack& stack, std::ui
       entry.flags &= static_cast<std::uint8_t>(~StepLog::kPinned);
       log_.values[entry.value].flags &= static_cast<std::uint8_t>(~StepLog::kPinned);
       shape_value(entry.value, tensor);
+      for (Running::Operand& output : run.outputs_) {
+        if (output.block == block) output.dtype = tensor.dtype();
+      }
     }
     if (!run.watched_ && entry.locks == 0 && !(entry.flags & StepLog::kPinned)) arm(storage);
   };
@@ -596,6 +605,19 @@ void Recorder::end_results(Running& run, const torch::jit::Stack& stack, std::ui
   }
 }
 
+/// Which outputs are of little information, and could be kept in a short form.
+void Recorder::sample(const Running& run) {
+  for (const Running::Operand& output : run.outputs_) {
+    const std::uint64_t bytes = output.block->requested;
+    if (bytes < kLeastPacked || output.dtype == caffe2::TypeMeta()) continue;
+    const c10::ScalarType type = c10::typeMetaToScalarType(output.dtype);
+    const std::size_t width = output.dtype.itemsize();
+    if (width > 8 || (width & (width - 1)) != 0) continue;
+    StepLog::Value& value = log_.values[output.logged];
+    value.pack = memory::guess_form(output.block->data(), bytes, static_cast<std::uint8_t>(width), c10::isIntegralType(type, false), &value.packed).kind;
+  }
+}
+
 /// The written storages go on with new values, unless they have a new block.
 void Recorder::end_writes(Running& run) {
   for (const Running::Written& w : run.written_) {
@@ -607,7 +629,6 @@ void Recorder::end_writes(Running& run) {
       value = log_.values[old];
       log_.values[old].death = run.op_;
       value.overwrites = old;
-      for (Running::Operand& input : run.inputs_) input.overwritten = input.overwritten || input.logged == old;
       const bool kept = (value.flags & (StepLog::kKept | StepLog::kParameter)) != 0;
       value.flags = entry->flags | (kept ? StepLog::kKept : 0);
     } else {
@@ -626,7 +647,7 @@ void Recorder::end_writes(Running& run) {
     entry->value = static_cast<std::uint32_t>(log_.values.size());
     log_.values.push_back(value);
     log_.operands.push_back(entry->value);
-    run.outputs_.push_back({entry->value, w.block});
+    run.outputs_.push_back({entry->value, w.block, w.dtype});
     ++log_.ops[run.op_].output_count;
   }
 }

@@ -65,6 +65,8 @@ class Recorder final : public memory::BlockObserver {
   /// Recording::Kind says; nothing when no op ran, or more than kMostOps without repetition and without an update.
   std::optional<Recording> recording() const;
   std::uint64_t ops() const { return fed_; }
+  /// Ticks so far that are none of the program's own: recording, and under a limit searching and replaying.
+  std::uint64_t overhead() const;
   /// Time that recording took.
   std::uint64_t spent_ns() const;
 
@@ -85,7 +87,7 @@ class Recorder final : public memory::BlockObserver {
     struct Operand {
       std::uint32_t logged;      // its number in the running stretch
       memory::Block* block;
-      bool overwritten = false;  // by this op
+      caffe2::TypeMeta dtype;    // of outputs that were seen as tensors
     };
     const c10::SmallVectorImpl<Operand>& inputs() const { return inputs_; }
     const c10::SmallVectorImpl<Operand>& outputs() const { return outputs_; }
@@ -103,6 +105,7 @@ class Recorder final : public memory::BlockObserver {
       memory::Block* block;
       std::uint64_t birth;
       bool blank;
+      caffe2::TypeMeta dtype;
     };
     Recorder& recorder_;
     const OpRule& rule_;
@@ -135,6 +138,8 @@ class Recorder final : public memory::BlockObserver {
     std::uint32_t seen = 0;
     bool whole = false;           // it is what recording() gives
   };
+  /// Adds what each op of the latest step took to `ticks`, if that has an element for each.
+  void add_op_ticks(std::vector<std::uint64_t>& ticks) const;
   /// Since the last call. The engine asks after each op.
   std::optional<StepEnd> take_step_end() { return std::exchange(step_end_, std::nullopt); }
   /// The sequence that the step after the latest one will likely be.
@@ -174,7 +179,7 @@ class Recorder final : public memory::BlockObserver {
   };
 
   void use(Running& run, const at::Tensor& tensor, bool written, bool hidden, bool opaque = false);
-  void use_storage(Running& run, const at::Tensor& tensor, memory::Block* block, bool written);
+  void use_storage(Running& run, const at::Tensor& tensor, memory::Block* block, bool written, bool opaque);
   void note_leaf(const at::Tensor& tensor, Entry& entry, bool written);
   Entry& entry_of(memory::Block* block);
   Entry* find(memory::Block* block, std::uint64_t birth);
@@ -189,6 +194,7 @@ class Recorder final : public memory::BlockObserver {
   void end(Running& run, const torch::jit::Stack* stack, std::uint64_t ticks);
   void end_writes(Running& run);
   void release(Running& run);
+  void sample(const Running& run);
   void end_results(Running& run, const torch::jit::Stack& stack, std::uint32_t first_output);
   void unlink(Running& run);
   void feed(std::uint32_t op);
@@ -201,7 +207,6 @@ class Recorder final : public memory::BlockObserver {
   std::uint32_t begin_of_last(std::uint32_t fed, std::uint32_t end) const;
   static void arm(c10::StorageImpl* storage);
   static std::uint64_t hash_tensor(std::uint64_t hash, const at::Tensor& tensor);
-  std::uint64_t overhead() const;
 
   memory::CpuAllocator& allocator_;
   memory::Lock& lock_;

@@ -157,6 +157,7 @@ void Engine::restore_frugally(const std::vector<Value*>& targets, std::size_t mo
 
 void Engine::bring(Value* value, Frugal& frugal) {
   if (value->resident) return;
+  if (value->packed) return unpack(value);
   Recipe* recipe = value->recipe;
   TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: a value of ", value->bytes, " bytes has neither bytes nor recipe (", value->bound ? "bound" : "ghost", ")");
   if (frugal.replays_left-- == 0) {
@@ -235,6 +236,7 @@ bool Engine::restore_at_once(const std::vector<Value*>& targets) {
     while (!walk.empty()) {
       Value* v = walk.back();
       walk.pop_back();
+      if (!v->resident && v->packed) unpack(v);
       if (v->resident) {
         v->pass_locked = true;
         ++v->locks;
@@ -469,9 +471,10 @@ void Engine::check_bytes(Value* value, Recipe* recipe) {
   if (!value->has_checksum) return;
   ++stats_.verified;
   if (detail::checksum(value->block->data(), value->bytes) == value->checksum) return;
+  const std::string who = recipe == nullptr ? "a packed tensor" : fmt::format("op {} (number {})", recipe->rule->name, recipe->sequence);
   const std::string text = fmt::format(
-      "memfit --verify: op {} (number {}) gave other bytes when it ran again: {} of result {}. The run stops here; "
-      "please report the op.", recipe->rule->name, recipe->sequence, format_bytes(Bytes(value->bytes)), value->result);
+      "memfit --verify: {} gave other bytes when it came back: {} of result {}. The run stops here; please report it.",
+      who, format_bytes(Bytes(value->bytes)), value->result);
   if (status_ != nullptr) {
     status_->verify_failures.fetch_add(1);
     trace::set_text(status_->message, text);

@@ -3,7 +3,7 @@
 //   A storage holds one value at a time (the value is *bound*); a write gives it a new one. A value that no storage
 //   holds any more is a *ghost*: it has no bytes, but as long as something made from it may have to be made again its
 //   recipe is kept. A value without a recipe is a *source*: its bytes cannot be made again, so they stay.
-//   Invariant: every input of a live recipe is available: it has bytes, or a recipe of its own.
+//   Invariant: every input of a live recipe is available: it has bytes, a packed form, or a recipe of its own.
 // Lifetime: a value lives while it is bound, while a recipe reads it, or while it is locked; a recipe lives while one
 // of its results does. So bookkeeping goes with the values it is about.
 // Threads: everything here under the engine's lock.
@@ -21,6 +21,7 @@
 
 #include "memfit/engine/op_rules.h"
 #include "memfit/memory/block.h"
+#include "memfit/memory/packing.h"
 
 namespace memfit::engine {
 
@@ -74,6 +75,12 @@ struct Recipe {
   std::uint64_t visit = 0;         // marks of the walks over recipes
 };
 
+/// The content of a value, kept short.
+struct Packed {
+  memory::PackForm form;
+  c10::DataPtr data;
+};
+
 struct Value {
   std::uint64_t bytes = 0;
   memory::Block* block = nullptr;                      // data, when resident in our memory
@@ -103,6 +110,7 @@ struct Value {
   bool resident = false;
   bool outside = false;                                // bytes are not in a block of ours
   bool escaped = false;                                // a raw pointer is out: never moved, never a recipe's input
+  std::unique_ptr<Packed> packed;                      // what is kept instead of its bytes, or beside them
   std::uint64_t checksum = 0;                          // of the original bytes, with --verify
   bool has_checksum = false;
 };

@@ -110,6 +110,7 @@ void Engine::unbind(Value* value) {
   value->block = nullptr;
   value->binding.reset();
   value->bound = value->resident = false;
+  value->packed.reset();
   update_candidate(value);
 }
 
@@ -227,7 +228,7 @@ void Engine::cut_readers(Value* value) {
         r->recipe = nullptr;
         r->depth = 0;
         update_candidate(r);
-        if (!r->resident && r->readers != nullptr) {
+        if (!r->resident && !r->packed && r->readers != nullptr) {
           ++r->references;
           lost.push_back(r);
         } else if (!r->bound) {
@@ -261,7 +262,7 @@ Engine::Dependents Engine::dependents_of(Value* value, std::size_t most) {
       for (Value* r : recipe->results) {
         if (r == nullptr || r->visit == id) continue;
         r->visit = id;
-        if (r->resident && !is_temporary(r)) {
+        if ((r->resident && !is_temporary(r)) || r->packed) {
           found.resident.push_back(r);
           continue;
         }
@@ -387,6 +388,7 @@ bool Engine::keep_dropped(Block* block) noexcept {
   block->value = nullptr;
   value->block = nullptr;
   value->resident = false;
+  value->packed.reset();
   note_bring_cost(value);
   update_candidate(value);
   ++value->references;   // cut_readers would let go of it
@@ -405,6 +407,12 @@ void Engine::dropped_while_evicted(Value* value) noexcept {
   value->binding.reset();
   if (value->stand_in != nullptr) device::AddressReservation::instance().release(value->stand_in);
   value->stand_in = nullptr;
+  if (value->packed && (value->recipe != nullptr || !worth_keeping(value))) {
+    value->packed.reset();
+    ++value->references;   // cut_readers would let go of it
+    if (value->recipe == nullptr && value->readers != nullptr) cut_readers(value);
+    --value->references;
+  }
   release_if_unused(value);
 }
 
@@ -515,6 +523,7 @@ void Engine::raw_access(c10::StorageImpl* storage) {
   }
   --value->locks;
   value->escaped = true;
+  value->packed.reset();
   make_source(value);
   update_candidate(value);
   ++stats_.raw_accesses;

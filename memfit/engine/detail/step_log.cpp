@@ -97,6 +97,13 @@ class Cut {
     out.bytes = Bytes(v.bytes);
     out.storage = v.storage;
     out.pinned = (v.flags & StepLog::kPinned) != 0;
+    if (v.pack != memory::PackForm::Kind::None) {
+      const memory::PackSpeed speed = memory::pack_speed(v.pack);
+      out.packable = true;
+      out.packed_bytes = Bytes(v.packed);
+      out.pack_seconds = static_cast<float>(speed.pack * static_cast<double>(v.bytes));
+      out.unpack_seconds = static_cast<float>(speed.unpack * static_cast<double>(v.bytes));
+    }
     if (v.shape != StepLog::kNone) {
       const std::int64_t* dims = log_.shapes.data() + v.shape;
       out.shape = builder_.intern_shape({dims + 1, static_cast<std::size_t>(dims[0])});

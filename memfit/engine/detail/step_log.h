@@ -1,5 +1,5 @@
 // What the recorder notes while the program runs, as flat arrays, and how a stretch of it becomes a trace::Step.
-// Not here: who notes it (engine/recorder.h). Threads: one, or under a lock. Cost: 80 bytes an op, 32 a value, 4 an operand.
+// Not here: who notes it (engine/recorder.h). Threads: one, or under a lock. Cost: 80 bytes an op, 48 a value, 4 an operand.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "memfit/memory/packing.h"
 #include "memfit/trace/step.h"
 
 namespace memfit::engine::detail {
@@ -51,6 +52,8 @@ struct StepLog {
     std::uint32_t storage = 0;
     std::uint32_t shape = kNone;      // index in `shapes` of the number of dimensions, which follow
     std::uint8_t flags = 0;
+    memory::PackForm::Kind pack = memory::PackForm::Kind::None;   // as a sample looked when its op had run
+    std::uint64_t packed = 0;         // bytes it will likely need
   };
 
   std::vector<Op> ops;
