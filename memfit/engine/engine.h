@@ -36,11 +36,11 @@ struct EngineStats {
   std::uint64_t evicted_bytes = 0;
   std::uint64_t recomputed_ops = 0;
   std::uint64_t recompute_ns = 0;
-  std::uint64_t engine_ns = 0;       // time in bookkeeping while a limit holds, searching included
-  std::uint64_t search_ns = 0;       // time choosing what to evict
+  std::uint64_t engine_ns = 0;  // time in bookkeeping while a limit holds, searching included
+  std::uint64_t search_ns = 0;  // time choosing what to evict
   std::uint64_t scored = 0;
-  std::uint64_t raw_accesses = 0;    // values pinned since a raw pointer got out
-  std::uint64_t raw_faults = 0;      // evicted values brought back by a raw read
+  std::uint64_t raw_accesses = 0;  // values pinned since a raw pointer got out
+  std::uint64_t raw_faults = 0;    // evicted values brought back by a raw read
   std::uint64_t refusals = 0;
   std::uint64_t verified = 0;
   std::uint64_t planned_steps = 0;   // that followed a plan from the first op to the last
@@ -50,7 +50,7 @@ struct EngineStats {
   std::uint64_t plan_ns = 0;         // time in the planner
   std::uint64_t predicted_peak = 0;  // of the latest plan
   std::uint64_t predicted_step_ns = 0;
-  std::uint64_t step_ns = 0;         // median of the latest steps that ended, planner's time left out
+  std::uint64_t step_ns = 0;  // median of the latest steps that ended, planner's time left out
 };
 
 class Engine final : public memory::MemoryPressure {
@@ -80,7 +80,8 @@ class Engine final : public memory::MemoryPressure {
   /// Counters into the status page.
   void publish() noexcept;
 
-  void run_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+  void run_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::DispatchKeySet rest,
+              torch::jit::Stack* stack);
 
   // memory::MemoryPressure
   bool make_room(std::uint64_t bytes) override;
@@ -122,10 +123,13 @@ class Engine final : public memory::MemoryPressure {
   void finish_writes(Call& call);
   void abandon(Call& call) noexcept;
   void unlock_all(Call& call) noexcept;
-  void run_recorded(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet keys, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+  void run_recorded(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet keys,
+                    c10::DispatchKeySet rest, torch::jit::Stack* stack);
   bool recording() const { return recorder_ != nullptr && recorder_->on(); }
-  void run_escaping(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest, torch::jit::Stack* stack);
-  void run_locked(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest, torch::jit::Stack* stack);
+  void run_escaping(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest,
+                    torch::jit::Stack* stack);
+  void run_locked(const c10::OperatorHandle& op, const OpRule& rule, c10::DispatchKeySet rest,
+                  torch::jit::Stack* stack);
   NumericContext numeric_context() const;
 
   // values (values.cpp)
@@ -147,8 +151,8 @@ class Engine final : public memory::MemoryPressure {
   }
   void cut_readers(Value* value);
   struct Dependents {
-    std::vector<Value*> evicted;    // that a storage waits for
-    std::vector<Value*> resident;   // nearest ones that have their bytes
+    std::vector<Value*> evicted;   // that a storage waits for
+    std::vector<Value*> resident;  // nearest ones that have their bytes
     bool complete = true;
   };
   Dependents dependents_of(Value* value, std::size_t most = SIZE_MAX);
@@ -200,12 +204,14 @@ class Engine final : public memory::MemoryPressure {
   void start_planning();
   void stop_planning();
   void before_planned(const OpRule& rule, const torch::jit::Stack& stack);
-  void begin_recorded(std::optional<Recorder::Running>& running, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+  void begin_recorded(std::optional<Recorder::Running>& running, const OpRule& rule, c10::DispatchKeySet keys,
+                      const torch::jit::Stack& stack);
   void after_planned(const Recorder::Running& run);
   void carry_out(std::span<const plan::Instruction> list);
   void drop_planned(Value* value, std::vector<Value*>& made);
   void replay_planned(const plan::Instruction& instruction, std::vector<Value*>& made);
   void let_go(Value* value);
+  struct Unlock;
   void pack_planned(trace::ValueId id);
   bool pack(Value* value, caffe2::TypeMeta dtype, std::uint64_t capacity);
   void unpack(Value* value);
@@ -231,10 +237,10 @@ class Engine final : public memory::MemoryPressure {
   std::unique_ptr<Recorder> recorder_;
   EngineStats stats_;
   std::atomic<std::uint64_t> ops_{0};
-  std::uint64_t sequence_ = 0;                // ops of the program
-  std::uint64_t clock_ = 0;                   // ops of the program and replays
-  std::uint64_t last_update_ = 0;             // sequence of the last op that updated state
-  std::uint64_t update_round_ = 0;            // sequence of the first op of the last round of updates
+  std::uint64_t sequence_ = 0;      // ops of the program
+  std::uint64_t clock_ = 0;         // ops of the program and replays
+  std::uint64_t last_update_ = 0;   // sequence of the last op that updated state
+  std::uint64_t update_round_ = 0;  // sequence of the first op of the last round of updates
   std::uint64_t op_thread_ = 0;
   bool several_op_threads_ = false;
   std::uint64_t visit_ = 0;
@@ -244,32 +250,37 @@ class Engine final : public memory::MemoryPressure {
   std::vector<Value*> candidates_;
   std::vector<Value*> unused_;
   bool draining_ = false;
-  struct Queued { Value* value; std::uint64_t last_use; double score; };
+  struct Queued {
+    Value* value;
+    std::uint64_t last_use;
+    double score;
+  };
   std::vector<Queued> queue_;
   std::vector<Recipe*> score_walk_;
   std::uint64_t queue_clock_ = 0;
   std::size_t queue_size_ = 0;
   std::uint64_t random_state_ = 0x9E3779B97F4A7C15ull;
   std::vector<Value*> retained_;
-  std::unordered_set<Recipe*> threadbound_;   // random ops whose kernel takes the default generator
+  std::unordered_set<Recipe*> threadbound_;  // random ops whose kernel takes the default generator
   std::uint64_t random_thread_ = 0;
   bool several_random_threads_ = false;
   std::uint64_t tensor_limit_ = 0;
   std::atomic<std::uint64_t> memory_limit_{0};
-  std::uint64_t other_memory_ = 0;            // highest resident bytes seen that are not tensors
+  std::uint64_t other_memory_ = 0;  // highest resident bytes seen that are not tensors
   std::uint64_t measure_other() noexcept;
   void apply_limits() noexcept;
   void limit_changes(bool on);
-  int attempts_ = 0;                          // above 0: a refusal is not final
+  int attempts_ = 0;  // above 0: a refusal is not final
   std::size_t last_region_ = 0;
   bool planning_wanted_ = true;
-  bool planning_ = false;                     // the recorder is there for plans
+  bool planning_ = false;  // the recorder is there for plans
   bool recording_to_file_ = false;
-  bool want_plan_ = false;                    // something has been evicted: steps are to be recorded from now on
+  bool want_plan_ = false;  // something has been evicted: steps are to be recorded from now on
   PlannedSteps planned_;
-  std::uint64_t online_bytes_ = 0;            // asked of the online policy while the running step followed a plan
-  std::uint64_t step_began_ = 0;              // ticks; 0: no step has ended yet
-  std::uint64_t step_overhead_ = 0;           // Recorder::overhead() then
+  std::uint64_t online_bytes_ = 0;   // asked of the online policy while the running step followed a plan
+  std::uint64_t step_began_ = 0;     // ticks; 0: no step has ended yet
+  std::uint64_t unplanned_ops_ = 0;  // since the latest one that followed a plan
+  std::uint64_t step_overhead_ = 0;  // Recorder::overhead() then
   std::vector<std::uint64_t> step_ticks_;
 };
 

@@ -1,5 +1,6 @@
 // Carrying out a plan: its instructions before and after each op, and plans for the steps that come again.
-// Whatever a plan foresees and does not find is left to the online policy: a plan can cost time when it is wrong, never a bit.
+// Whatever a plan foresees and does not find is left to the online policy: a plan can cost time when it is wrong, never
+// a bit.
 #include <algorithm>
 #include <stdexcept>
 
@@ -24,6 +25,7 @@ constexpr double kLeastEffort = 0.05;
 constexpr std::uint64_t kLeastSlack = 32 << 10;
 // Steps that are timed before a plan is made anew with their times.
 constexpr std::size_t kTimedSteps = 5;
+constexpr std::uint64_t kMostUnplannedOps = 300'000;
 }  // namespace
 
 // Planning begins with the first eviction: before that there is nothing to plan for.
@@ -31,6 +33,7 @@ void Engine::start_planning() {
   want_plan_ = false;
   if (forked_ || recording() || recording_to_file_) return;
   recorder_ = std::make_unique<Recorder>(allocator_);
+  unplanned_ops_ = 0;
 }
 
 void Engine::stop_planning() {
@@ -42,6 +45,13 @@ void Engine::stop_planning() {
 void Engine::before_planned(const OpRule& rule, const torch::jit::Stack& stack) {
   if (want_plan_) start_planning();
   if (!planning_ || !recording()) return;
+  // Recording is not free: where steps do not come again it ends.
+  if (++unplanned_ops_ > kMostUnplannedOps) {
+    planning_ = false;
+    planned_.forget_plans();
+    recorder_->stop();
+    return;
+  }
   const std::uint32_t position = recorder_->next_position();
   if (position == trace::kNone) return planned_.leave();
   if (!planned_.arrive(position, Recorder::hash_of(rule, stack), recorder_->expected())) return;
@@ -52,7 +62,8 @@ void Engine::before_planned(const OpRule& rule, const torch::jit::Stack& stack) 
   carry_out(plan.before(here));
 }
 
-void Engine::begin_recorded(std::optional<Recorder::Running>& running, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack) {
+void Engine::begin_recorded(std::optional<Recorder::Running>& running, const OpRule& rule, c10::DispatchKeySet keys,
+                            const torch::jit::Stack& stack) {
   const Turn turn(*this);
   running.emplace(*recorder_, rule, keys, stack, true);
   if (planning_) planned_.began(*running);
@@ -65,6 +76,7 @@ void Engine::after_planned(const Recorder::Running& run) {
     const std::uint32_t here = run.position();
     carry_out(plan.after(here));
     planned_.set_next(here + 1);
+    unplanned_ops_ = 0;
     // What comes without an op gives no sign before it comes.
     for (std::uint32_t i = here + 1; i < step.ops.size() && step.ops[i].hash == 0; ++i) carry_out(plan.before(i));
   }
@@ -74,13 +86,14 @@ void Engine::after_planned(const Recorder::Running& run) {
 /// One list of instructions. What it brings to life for itself is gone when it ends.
 void Engine::carry_out(std::span<const Instruction> list) {
   if (list.empty()) return;
-  const bool replays = std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.action != Action::Drop; });
+  const bool replays =
+      std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.action != Action::Drop; });
   const std::uint64_t t0 = detail::ticks();
   const std::uint64_t evicting = detail::thread_engine_ticks();
   std::vector<Value*> made;
   const bool old = memory::set_allocating_for_replay(true);
   const char* op = replays ? memory::set_current_op("replay") : nullptr;
-  ++attempts_;   // what does not fit is made room for by the online policy
+  ++attempts_;  // what does not fit is made room for by the online policy
   auto finish = [&] {
     --attempts_;
     memory::set_allocating_for_replay(old);
@@ -123,7 +136,8 @@ void Engine::carry_out(std::span<const Instruction> list) {
 void Engine::let_go(Value* value) {
   --value->locks;
   --value->references;
-  if (!value->bound && value->held && value->recipe != nullptr && value->locks == 0 && value->references == 0) drop_held(value);
+  if (!value->bound && value->held && value->recipe != nullptr && value->locks == 0 && value->references == 0)
+    drop_held(value);
   release_if_unused(value);
 }
 
@@ -140,7 +154,9 @@ void Engine::drop_planned(Value* value, std::vector<Value*>& made) {
 
 void Engine::pack_planned(trace::ValueId id) {
   Value* value = planned_.value(id);
-  if (value == nullptr || !value->resident || !value->bound || value->block == nullptr || value->escaped || value->locks != 0) return;
+  if (value == nullptr || !value->resident || !value->bound || value->block == nullptr || value->escaped ||
+      value->locks != 0)
+    return;
   const trace::Value& planned = planned_.current()->step.values[id];
   if (pack(value, planned_.dtype(id), planned.packed_bytes.count())) evict(value);
   else ++stats_.plan_misses;
@@ -148,12 +164,13 @@ void Engine::pack_planned(trace::ValueId id) {
 
 /// Makes the short form. False: the content has none that fits.
 bool Engine::pack(Value* value, caffe2::TypeMeta dtype, std::uint64_t capacity) {
-  if (value->packed) return true;   // still good: it goes with the first write
+  if (value->packed) return true;  // still good: it goes with the first write
   const std::size_t width = dtype.itemsize();
   if (width == 0 || width > 8 || (width & (width - 1)) != 0) return false;
   std::uint64_t likely = 0;
   const bool integer = c10::isIntegralType(c10::typeMetaToScalarType(dtype), false);
-  const memory::PackForm form = memory::guess_form(value->block->data(), value->bytes, static_cast<std::uint8_t>(width), integer, &likely);
+  const memory::PackForm form =
+      memory::guess_form(value->block->data(), value->bytes, static_cast<std::uint8_t>(width), integer, &likely);
   if (form.kind == memory::PackForm::Kind::None) return false;
   auto packed = std::make_unique<Packed>();
   packed->form = form;
@@ -187,8 +204,17 @@ void Engine::unpack(Value* value) {
   else hold(value, std::move(data));
   TORCH_INTERNAL_ASSERT(value->resident, "memfit: a packed value did not come back");
   if (verify_) check_bytes(value, nullptr);
-  if (planned_.current() == nullptr) value->packed.reset();   // nobody else would
+  if (planned_.current() == nullptr) value->packed.reset();  // nobody else would
 }
+
+struct Engine::Unlock {
+  ~Unlock() {
+    for (Value* v : values) --v->locks;
+    for (Value* v : values) engine.release_if_unused(v);
+  }
+  Engine& engine;
+  const std::vector<Value*>& values;
+};
 
 void Engine::replay_planned(const Instruction& instruction, std::vector<Value*>& made) {
   const trace::Step& step = planned_.current()->step;
@@ -201,12 +227,17 @@ void Engine::replay_planned(const Instruction& instruction, std::vector<Value*>&
     wanted = wanted || !value->resident;
   }
   if (recipe == nullptr || !wanted) return;
-  std::vector<Value*> missing;
+  // Locked: what the op takes for its results must not push them out.
+  std::vector<Value*> inputs, missing;
   for (std::uint32_t i = 0; i < recipe->tensor_count; ++i) {
     Value* input = recipe->tensors[i].value;
-    if (input != nullptr && !input->resident) missing.push_back(input);
+    if (input == nullptr) continue;
+    inputs.push_back(input);
+    ++input->locks;
+    if (!input->resident) missing.push_back(input);
   }
-  if (!missing.empty()) {   // not as foreseen
+  const Unlock unlock{*this, inputs};
+  if (!missing.empty()) {  // not as foreseen
     ++stats_.plan_misses;
     restore(missing);
     if (!inputs_present(recipe)) return;
@@ -264,11 +295,13 @@ void Engine::note_op_times(PlannedStep& planned, std::uint64_t program_ticks) {
 void Engine::refine(PlannedStep& planned) {
   const double steps = static_cast<double>(planned.program_ticks.size());
   for (std::size_t i = 0; i < planned.ticks.size(); ++i) {
-    planned.step.ops[i].seconds = trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.ticks[i])) * 1e-9 / steps);
+    planned.step.ops[i].seconds =
+        trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.ticks[i])) * 1e-9 / steps);
   }
   std::sort(planned.program_ticks.begin(), planned.program_ticks.end());
-  planned.step.seconds = trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.program_ticks[kTimedSteps / 2])) * 1e-9);
-  planned.program_ticks.push_back(0);   // once
+  planned.step.seconds =
+      trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.program_ticks[kTimedSteps / 2])) * 1e-9);
+  planned.program_ticks.push_back(0);  // once
   const plan::Simulation now = plan::simulate(planned.step, planned.plan);
   planned.plan.predicted_step = now.step;
   planned.plan.recompute = now.recompute;
@@ -284,8 +317,8 @@ void Engine::refine(PlannedStep& planned) {
 bool Engine::needs_change(const PlannedStep& planned, bool followed) const {
   const std::uint64_t limit = allocator_.limit();
   if (planned.changes >= kMostChanges) return false;
-  if (planned.feasible) return planned.limit > limit || (followed && online_bytes_ != 0);
-  return planned.limit < limit;
+  if (!planned.feasible) return planned.limit < limit;
+  return planned.limit > limit || (followed && online_bytes_ != 0);
 }
 
 void Engine::make_plan(std::uint32_t sequence) {
@@ -300,7 +333,8 @@ void Engine::make_plan(std::uint32_t sequence) {
 /// What happened did not fit the plan, or the limit is another.
 void Engine::change_plan(PlannedStep& planned) {
   ++planned.changes;
-  if (planned.feasible) planned.slack = std::min(planned.slack + online_bytes_ + online_bytes_ / 8, allocator_.limit() / 4);
+  if (planned.feasible)
+    planned.slack = std::min(planned.slack + online_bytes_ + online_bytes_ / 8, allocator_.limit() / 4);
   auto recording = recorder_->recording();
   if (recording && recording->kind == Recorder::Recording::Kind::Step && !trace::find_fault(recording->step)) {
     planned.step = std::move(recording->step);
@@ -312,23 +346,19 @@ void Engine::change_plan(PlannedStep& planned) {
   note_prediction(planned);
 }
 
-/// False: there is none, and the step is left to the online policy, which keeps temporaries where a plan does not.
+/// False: there is none, and the step is left to the online policy.
 bool Engine::search_plan(PlannedStep& planned) {
   const std::uint64_t t0 = detail::ticks();
   planned.limit = allocator_.limit();
   plan::PlanOptions options;
   options.limit = Bytes(planned.limit - std::min(planned.slack, planned.limit));
   options.effort = std::clamp(planned.step.seconds.count() * kEffortPerSecond, kLeastEffort, 1.0);
-  planned.feasible = true;
-  try {
-    planned.plan = plan::compute_plan(planned.step, options);
-  } catch (const plan::LimitTooLow&) {
-    planned.feasible = false;
-  }
+  auto plan = plan::find_plan(planned.step, options);
+  planned.feasible = plan.has_value();
+  if (plan) planned.plan = std::move(*plan);
   const std::uint64_t spent = detail::ticks() - t0;
   detail::thread_state.engine_ticks += spent;
   stats_.plan_ns += detail::ticks_to_ns(spent);
-  if (getenv("MEMFIT_DBG")) std::fprintf(stderr, "DBG plan limit %.2f slack %.3f peak %.2f step %.1f ms, recompute %.1f ms, packing %.1f ms, %zu instr, effort %.2f took %.1f ms; fixed %.2f recorded %.1f ms feasible %d\n", planned.limit/1048576.0, planned.slack/1048576.0, planned.plan.predicted_peak.count()/1048576.0, planned.plan.predicted_step.count()*1e3, planned.plan.recompute.count()*1e3, planned.plan.packing.count()*1e3, planned.plan.instructions.size(), options.effort, detail::ticks_to_ns(spent)*1e-6, planned.step.fixed_bytes.count()/1048576.0, planned.step.seconds.count()*1e3, planned.feasible);
   return planned.feasible;
 }
 

@@ -17,16 +17,17 @@ bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optio
     end_step();
     if (expected) current_ = find(*expected);
   }
-  if (position < past_.size()) {   // another thread's op is in between
+  if (position < past_.size()) {  // another thread's op is in between
     leave();
     return false;
   }
-  past_.resize(position);          // what came without an op has no operands of its own here, and hash 0
+  past_.resize(position);  // what came without an op has no operands of its own here, and hash 0
   const bool was_following = current_ != nullptr;
   if (current_ != nullptr && current_->feasible) {
     const auto& ops = current_->step.ops;
     bool same = true;
-    for (std::uint32_t i = std::min(next_, position); i < position; ++i) same = same && i < ops.size() && ops[i].hash == past_[i].hash;
+    for (std::uint32_t i = std::min(next_, position); i < position; ++i)
+      same = same && i < ops.size() && ops[i].hash == past_[i].hash;
     // What the op's own begin will note (a raw pointer into its arguments) comes before it.
     std::uint32_t here = position;
     while (here < ops.size() && ops[here].hash == 0) ++here;
@@ -90,7 +91,7 @@ void PlannedSteps::forget(Value* value) noexcept {
 
 void PlannedSteps::began(const Recorder::Running& run) {
   if (past_.empty() || run.position() == kNone || run.position() + 1 < past_.size()) return leave();
-  if (run.position() + 1 != past_.size()) {   // notes before it that no plan foresaw
+  if (run.position() + 1 != past_.size()) {  // notes before it that no plan foresaw
     leave();
     const Past op = past_.back();
     past_.back() = Past{};
@@ -154,7 +155,8 @@ PlannedStep* PlannedSteps::find(std::uint32_t sequence) {
 
 PlannedStep& PlannedSteps::add(std::uint32_t sequence) {
   if (plans_.size() == kRemembered) {
-    const auto oldest = std::min_element(plans_.begin(), plans_.end(), [](const auto& a, const auto& b) { return a->last_used < b->last_used; });
+    const auto oldest = std::min_element(plans_.begin(), plans_.end(),
+                                         [](const auto& a, const auto& b) { return a->last_used < b->last_used; });
     if (oldest->get() == current_) leave();
     plans_.erase(oldest);
   }

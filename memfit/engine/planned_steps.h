@@ -1,11 +1,13 @@
 // The plans of the training steps seen so far, and where the running step is in its plan.
 // Not here: carrying instructions out (engine/plan_execution.cpp), choosing them (plan/).
-// Threads: under the engine's lock. Cost: an array access an operand; a plan and its step stay as long as they are remembered.
+// Threads: under the engine's lock. Cost: an array access an operand; a plan and its step stay as long as they are
+// remembered.
 //
 // Note [How a step finds its plan]
-//   At the first op of a step the sequence that came last is expected. Each op is compared by hash (name, dtypes, shapes) before it
-//   runs. Where it differs, another plan whose step began in the same way takes over; without one the step goes on without a plan.
-//   Operands are matched by position: the k-th input of op i in the recorded step is the k-th input of op i now.
+//   At the first op of a step the sequence that came last is expected. Each op is compared by hash (name, dtypes,
+//   shapes) before it runs. Where it differs, another plan whose step began in the same way takes over; without one the
+//   step goes on without a plan. Operands are matched by position: the k-th input of op i in the recorded step is the
+//   k-th input of op i now.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +23,14 @@
 namespace memfit::engine {
 
 struct PlannedStep {
-  std::uint32_t sequence = 0;     // SequenceDetector's number
+  std::uint32_t sequence = 0;  // SequenceDetector's number
   trace::Step step;
   plan::Plan plan;
-  bool feasible = false;          // otherwise no plan was found, and `plan` is empty
-  std::uint64_t limit = 0;        // that it was made for
-  std::uint64_t slack = 0;        // left free below it for what no plan knows of
-  std::uint32_t runs = 0;         // steps that followed it to the end
-  std::uint32_t changes = 0;      // how often it was made again
+  bool feasible = false;                     // otherwise no plan was found, and `plan` is empty
+  std::uint64_t limit = 0;                   // that it was made for
+  std::uint64_t slack = 0;                   // left free below it for what no plan knows of
+  std::uint32_t runs = 0;                    // steps that followed it to the end
+  std::uint32_t changes = 0;                 // how often it was made again
   std::vector<std::uint64_t> ticks;          // of each op, added up over the steps since it was recorded
   std::vector<std::uint64_t> program_ticks;  // of each of those steps, without replays and bookkeeping
   std::uint64_t last_used = 0;
@@ -76,7 +78,7 @@ class PlannedSteps {
  private:
   struct Past {
     std::uint64_t hash = 0;
-    std::uint32_t first = 0, inputs = 0, outputs = 0;   // in operands_
+    std::uint32_t first = 0, inputs = 0, outputs = 0;  // in operands_
   };
   bool matches(const PlannedStep& planned, std::uint32_t position, std::uint64_t hash) const;
   bool match_operands(std::uint32_t position);
@@ -86,11 +88,11 @@ class PlannedSteps {
   PlannedStep* current_ = nullptr;
   std::uint32_t next_ = 0;
   std::uint64_t clock_ = 0;
-  std::vector<Past> past_;                  // ops of the running step
-  std::vector<std::uint32_t> operands_;     // their operands as logged: inputs, then outputs
-  std::vector<Value*> values_;              // by logged number
-  std::vector<caffe2::TypeMeta> dtypes_;    // likewise
-  std::vector<std::uint32_t> logged_of_;    // by value of the current plan's step
+  std::vector<Past> past_;                // ops of the running step
+  std::vector<std::uint32_t> operands_;   // their operands as logged: inputs, then outputs
+  std::vector<Value*> values_;            // by logged number
+  std::vector<caffe2::TypeMeta> dtypes_;  // likewise
+  std::vector<std::uint32_t> logged_of_;  // by value of the current plan's step
 };
 
 }  // namespace memfit::engine

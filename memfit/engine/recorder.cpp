@@ -26,14 +26,14 @@ namespace {
 constexpr std::uint64_t kSnapshotBytes = 4096;
 // What no op made is a value from this size on.
 constexpr std::uint64_t kMinValueBytes = 128;
-constexpr std::uint64_t kSure = 3;   // whole steps
+constexpr std::uint64_t kSure = 3;  // whole steps
 // Below this a short form is not worth its bookkeeping.
 constexpr std::uint64_t kLeastPacked = 16 << 10;
 
 const DispatchKeySet kOpaqueKeys{DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::Quantized,
                                  DispatchKey::NestedTensor, DispatchKey::MkldnnCPU};
 
-thread_local Recorder::Running* mine = nullptr;   // the op that this thread runs
+thread_local Recorder::Running* mine = nullptr;  // the op that this thread runs
 
 bool is_opaque(const at::Tensor& t) {
   return t.key_set().has_any(kOpaqueKeys) || !t.unsafeGetTensorImpl()->has_storage();
@@ -58,12 +58,14 @@ void for_each_part(const at::Tensor& tensor, Visit visit) {
 template <class Visit>
 void for_each_argument(const OpRule& rule, const torch::jit::Stack& stack, Visit visit) {
   const std::size_t first = stack.size() - rule.args;
-  const bool moves = !rule.hidden_writes.empty() && (rule.training_arg < 0 || stack[first + rule.training_arg].toBool());
+  const bool moves =
+      !rule.hidden_writes.empty() && (rule.training_arg < 0 || stack[first + rule.training_arg].toBool());
   for (std::uint32_t i = 0; i < rule.args; ++i) {
     if (rule.kinds[i] != ArgKind::Tensor && rule.kinds[i] != ArgKind::TensorList) continue;
     const c10::IValue& v = stack[first + i];
     const bool written = rule.writes_arg(i);
-    const bool hidden = moves && std::find(rule.hidden_writes.begin(), rule.hidden_writes.end(), i) != rule.hidden_writes.end();
+    const bool hidden =
+        moves && std::find(rule.hidden_writes.begin(), rule.hidden_writes.end(), i) != rule.hidden_writes.end();
     if (v.isTensor()) {
       visit(v.toTensor(), written, hidden);
     } else if (v.isList()) {
@@ -91,19 +93,24 @@ bool covers_storage(const at::Tensor& t, std::uint64_t bytes) {
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t word) { return (hash ^ word) * 0x100000001b3ull; }
 
 void on_raw_access(c10::StorageImpl* storage) {
-  if (detail::thread_state.in_op > 0) return;   // a kernel, about its own arguments
+  if (detail::thread_state.in_op > 0) return;  // a kernel, about its own arguments
   Engine::instance().raw_access(storage);
 }
 
 Replay reason_of(const OpRule& rule) {
   switch (rule.reason) {
-    case KeepReason::Nondeterministic: return Replay::Nondeterministic;
+    case KeepReason::Nondeterministic:
+      return Replay::Nondeterministic;
     case KeepReason::CustomOp:
-    case KeepReason::Opaque: return Replay::CustomOp;
-    case KeepReason::ReadsOutside: return Replay::ReadsForeignMemory;
-    case KeepReason::Communication: return Replay::Communication;
+    case KeepReason::Opaque:
+      return Replay::CustomOp;
+    case KeepReason::ReadsOutside:
+      return Replay::ReadsForeignMemory;
+    case KeepReason::Communication:
+      return Replay::Communication;
     case KeepReason::SideEffect:
-    case KeepReason::None: break;
+    case KeepReason::None:
+      break;
   }
   return Replay::SideEffect;
 }
@@ -119,7 +126,7 @@ trace::SequenceDetector::Options detector_options() {
 Recorder::Recorder(memory::CpuAllocator& allocator)
     : allocator_(allocator), lock_(allocator.lock()), detector_(detector_options()) {
   std::lock_guard lock(lock_);
-  detail::ticks_to_ns(1);   // measures the clock, which takes milliseconds
+  detail::ticks_to_ns(1);  // measures the clock, which takes milliseconds
   allocator_.set_observer(this);
 }
 
@@ -142,7 +149,7 @@ std::optional<Recorder::Recording> Recorder::recording() const {
   Recording out;
   out.steps = steps_;
   if (whole_.end != 0) {
-    const bool ended = whole_.end_ticks != 0;   // otherwise nothing came after it: it ends with its last op
+    const bool ended = whole_.end_ticks != 0;  // otherwise nothing came after it: it ends with its last op
     const StepLog::Op& last = whole_.log.ops[whole_.end - 1];
     out.step = whole_.log.cut(whole_.begin, whole_.end, ended ? whole_.end_ticks : last.began + last.ticks,
                               ended ? whole_.end_recorder : last.recorder);
@@ -158,7 +165,8 @@ std::optional<Recorder::Recording> Recorder::recording() const {
     }
     const std::uint32_t end = ends[highest];
     const bool last = end == log_.size();
-    out.step = log_.cut(ends[highest - 1], end, last ? detail::ticks() : log_.ops[end].began, last ? spent_ : log_.ops[end].recorder);
+    out.step = log_.cut(ends[highest - 1], end, last ? detail::ticks() : log_.ops[end].began,
+                        last ? spent_ : log_.ops[end].recorder);
     return out;
   }
   if (!from_start_ || log_.size() == 0) return std::nullopt;
@@ -255,7 +263,8 @@ void Recorder::given(Block* block) noexcept {
 
 void Recorder::note_death(Entry& entry, std::uint64_t bytes) {
   if (entry.flags & StepLog::kConstant) return;
-  if (entry.epoch != epoch_ && whole_.epoch != 0 && entry.epoch == whole_.epoch) whole_.log.values[entry.value].flags |= StepLog::kUnread;
+  if (entry.epoch != epoch_ && whole_.epoch != 0 && entry.epoch == whole_.epoch)
+    whole_.log.values[entry.value].flags |= StepLog::kUnread;
   if (log_.size() == 0) return;
   StepLog::Value& value = log_.values[value_of(bytes, entry)];
   if (value.death == StepLog::kNone) value.death = log_.size() - 1;
@@ -291,7 +300,8 @@ void Recorder::lost(Block* block) noexcept {
   const Entry* entry = find(block, block->birth);
   if (entry == nullptr || entry->epoch != epoch_) return;
   const std::uint32_t producer = log_.values[entry->value].producer;
-  if (producer != StepLog::kNone && log_.ops[producer].replay == Replay::Yes) log_.ops[producer].replay = Replay::WritesSource;
+  if (producer != StepLog::kNone && log_.ops[producer].replay == Replay::Yes)
+    log_.ops[producer].replay = Replay::WritesSource;
 }
 
 std::uint64_t Recorder::overhead() const { return spent_ + detail::thread_engine_ticks(); }
@@ -363,7 +373,8 @@ void Recorder::arm(c10::StorageImpl* storage) {
 
 // ---- ops
 
-Recorder::Running::Running(Recorder& recorder, const OpRule& rule, DispatchKeySet keys, const torch::jit::Stack& stack, bool watched)
+Recorder::Running::Running(Recorder& recorder, const OpRule& rule, DispatchKeySet keys, const torch::jit::Stack& stack,
+                           bool watched)
     : recorder_(recorder), rule_(rule), watched_(watched) {
   const std::uint64_t start = detail::ticks();
   std::lock_guard lock(recorder.lock_);
@@ -433,7 +444,8 @@ void Recorder::begin(Running& run, DispatchKeySet keys, const torch::jit::Stack&
   run.hash_ = hash_of(run.rule_, stack);
   log_.ops[number].live = allocator_.ledger().program;
   log_.ops[number].inputs = static_cast<std::uint32_t>(log_.operands.size());
-  for_each_argument(run.rule_, stack, [&](const at::Tensor& t, bool written, bool hidden) { use(run, t, written, hidden); });
+  for_each_argument(run.rule_, stack,
+                    [&](const at::Tensor& t, bool written, bool hidden) { use(run, t, written, hidden); });
   StepLog::Op& op = log_.ops[number];
   op.input_count = static_cast<std::uint32_t>(log_.operands.size()) - op.inputs;
   op.kind = run.rule_.name_hash;
@@ -494,8 +506,9 @@ void Recorder::use(Running& run, const at::Tensor& tensor, bool written, bool hi
   Entry& entry = entry_of(block);
   ++entry.locks;
   if (!run.watched_ && storage->has_materializer()) storage->clear_materializer();
-  run.used_.push_back({block, entry.birth, c10::weak_intrusive_ptr<c10::StorageImpl>(
-                                               c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage))});
+  run.used_.push_back(
+      {block, entry.birth,
+       c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage))});
   if (opaque) mark(entry, StepLog::kPinned);
   if (!hidden) use_storage(run, tensor, block, written, opaque);
 }
@@ -521,24 +534,29 @@ void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block,
     const std::uint32_t value = value_of(block->requested, entry);
     log_.operands.push_back(value);
     run.inputs_.push_back({value, block});
-    if (!opaque && log_.values[value].shape == StepLog::kNone && tensor.nbytes() == block->requested) shape_value(value, tensor);
+    if (!opaque && log_.values[value].shape == StepLog::kNone && tensor.nbytes() == block->requested)
+      shape_value(value, tensor);
   }
   if (written && !is_listed) run.written_.push_back({block, block->birth, blank, tensor.dtype()});
-  if (written && !blank && entry.epoch == epoch_ && (log_.values[entry.value].flags & (StepLog::kKept | StepLog::kParameter))) {
+  if (written && !blank && entry.epoch == epoch_ &&
+      (log_.values[entry.value].flags & (StepLog::kKept | StepLog::kParameter))) {
     run.writes_kept_ = true;
   }
   // Initialising a parameter is no update: those have gradients.
-  if (written && (entry.flags & StepLog::kParameter) && (several_op_threads_ || !tensor.is_leaf() || tensor.grad().defined())) {
+  if (written && (entry.flags & StepLog::kParameter) &&
+      (several_op_threads_ || !tensor.is_leaf() || tensor.grad().defined())) {
     run.writes_parameter_ = true;
   }
-  if ((entry.flags & StepLog::kPinned) && !blank && (written || block->requested > kSnapshotBytes)) run.pinned_input_ = true;
+  if ((entry.flags & StepLog::kPinned) && !blank && (written || block->requested > kSnapshotBytes))
+    run.pinned_input_ = true;
 }
 
 /// A leaf that requires grad is a parameter, unless it shares its storage (then a checkpoint may have detached it).
 void Recorder::note_leaf(const at::Tensor& tensor, Entry& entry, bool written) {
   if (!tensor.requires_grad() || !tensor.is_leaf()) return;
-  if (!(entry.flags & StepLog::kParameter) && (written || tensor.storage().use_count() == 1)) mark(entry, StepLog::kParameter);
-  if (several_op_threads_) return;   // another one may be setting the gradient
+  if (!(entry.flags & StepLog::kParameter) && (written || tensor.storage().use_count() == 1))
+    mark(entry, StepLog::kParameter);
+  if (several_op_threads_) return;  // another one may be setting the gradient
   const at::Tensor& gradient = tensor.grad();
   if (!gradient.defined() || is_opaque(gradient) || !gradient.device().is_cpu()) return;
   Block* block = block_of(storage_of(gradient));
@@ -558,7 +576,7 @@ void Recorder::unlink(Running& run) {
 void Recorder::end(Running& run, const torch::jit::Stack* stack, std::uint64_t ticks) {
   unlink(run);
   if (!on_) return;
-  if (run.epoch_ != epoch_) {   // its stretch has been closed by another thread
+  if (run.epoch_ != epoch_) {  // its stretch has been closed by another thread
     for (Block* block : run.taken_) unseen_block(block);
     release(run);
     return;
@@ -614,7 +632,9 @@ void Recorder::sample(const Running& run) {
     const std::size_t width = output.dtype.itemsize();
     if (width > 8 || (width & (width - 1)) != 0) continue;
     StepLog::Value& value = log_.values[output.logged];
-    value.pack = memory::guess_form(output.block->data(), bytes, static_cast<std::uint8_t>(width), c10::isIntegralType(type, false), &value.packed).kind;
+    value.pack = memory::guess_form(output.block->data(), bytes, static_cast<std::uint8_t>(width),
+                                    c10::isIntegralType(type, false), &value.packed)
+                     .kind;
   }
 }
 
@@ -632,7 +652,8 @@ void Recorder::end_writes(Running& run) {
       const bool kept = (value.flags & (StepLog::kKept | StepLog::kParameter)) != 0;
       value.flags = entry->flags | (kept ? StepLog::kKept : 0);
     } else {
-      if (entry->epoch != epoch_ && whole_.epoch != 0 && entry->epoch == whole_.epoch) whole_.log.values[entry->value].flags |= StepLog::kUnread;
+      if (entry->epoch != epoch_ && whole_.epoch != 0 && entry->epoch == whole_.epoch)
+        whole_.log.values[entry->value].flags |= StepLog::kUnread;
       if (run.op_ != 0) log_.values[value_of(w.block->requested, *entry)].death = run.op_ - 1;
       if (entry->epoch != epoch_) {
         entry->epoch = epoch_;
@@ -664,7 +685,7 @@ void Recorder::release(Running& run) {
 void Recorder::custom_op(const OpRule& rule, const torch::jit::Stack& stack) {
   if (std::find(rule.kinds.begin(), rule.kinds.end(), ArgKind::Tensor) == rule.kinds.end() &&
       std::find(rule.kinds.begin(), rule.kinds.end(), ArgKind::TensorList) == rule.kinds.end()) {
-    return;   // marks for profilers and the like
+    return;  // marks for profilers and the like
   }
   std::lock_guard lock(lock_);
   if (!on_) return;
@@ -698,8 +719,8 @@ trace::SequenceDetector::Observation Recorder::observation(const StepLog::Op& op
   return {op.hash, op.kind, Bytes(op.live), (op.flags & StepLog::kWritesParameter) != 0};
 }
 
-// A training step runs backward, and updates parameters if the program ever does. What repeats without (the layers that are
-// being made, the batches that are summed up before an update) is no step.
+// A training step runs backward, and updates parameters if the program ever does. What repeats without (the layers that
+// are being made, the batches that are summed up before an update) is no step.
 void Recorder::feed(std::uint32_t op) {
   ++fed_;
   const std::uint8_t flags = log_.ops[op].flags;

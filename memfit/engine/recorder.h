@@ -1,20 +1,20 @@
-// Records training steps while the program runs: which op read and made which bytes, how long it took, and when the program
-// let go of them. The latest whole step becomes a trace::Step.
-// Not here: the file (engine/recording_file.h), where steps end (trace/sequence_detector.h), carrying out a plan.
-// Threads: any; state under the allocator's lock. Cost: about 0.6 us an op, 250 bytes of memory an op of two steps.
+// Records training steps while the program runs: which op read and made which bytes, how long it took, and when the
+// program let go of them. The latest whole step becomes a trace::Step. Not here: the file (engine/recording_file.h),
+// where steps end (trace/sequence_detector.h), carrying out a plan. Threads: any; state under the allocator's lock.
+// Cost: about 0.6 us an op, 250 bytes of memory an op of two steps.
 //
 // Note [What is recorded]
-//   Ops as they pass the door, views and ops that are made of others left out: the same stream that SequenceDetector is fed.
-//   A storage is a block of the allocator; a block that an op took and did not give back is one of its outputs. Of
+//   Ops as they pass the door, views and ops that are made of others left out: the same stream that SequenceDetector is
+//   fed. A storage is a block of the allocator; a block that an op took and did not give back is one of its outputs. Of
 //   memory that is not the allocator's (numpy, files) nothing is recorded, but an op that reads it cannot be run again.
-//   A block of 128 bytes or more that is taken outside every op, and a write through a raw pointer, get an op of their own (its hash is 0, and it is
-//   not fed to the detector). What a raw pointer is out to, or what nobody can be seen to read, is pinned. Smaller blocks
-//   (the numbers in x * 2), and reads of small pinned values, are left out: the engine keeps a copy with the op.
-//   An op that fills a whole storage without reading it (zero_, copy_) makes a new value that overwrites nothing, and the old
-//   one dies before it: so it can be run again without the old content. Running statistics of batch norm are left out:
-//   a replay does not move them.
-//   Under a limit the step is the same: what the program would have done without one. A value whose bytes are evicted goes on
-//   under its engine's Value instead of its block, replays' own blocks are not seen, and the engine says what can run again.
+//   A block of 128 bytes or more that is taken outside every op, and a write through a raw pointer, get an op of their
+//   own (its hash is 0, and it is not fed to the detector). What a raw pointer is out to, or what nobody can be seen to
+//   read, is pinned. Smaller blocks (the numbers in x * 2), and reads of small pinned values, are left out: the engine
+//   keeps a copy with the op. An op that fills a whole storage without reading it (zero_, copy_) makes a new value that
+//   overwrites nothing, and the old one dies before it: so it can be run again without the old content. Running
+//   statistics of batch norm are left out: a replay does not move them. Under a limit the step is the same: what the
+//   program would have done without one. A value whose bytes are evicted goes on under its engine's Value instead of
+//   its block, replays' own blocks are not seen, and the engine says what can run again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,13 +42,13 @@ class Recorder final : public memory::BlockObserver {
   struct Recording {
     /// What the step is.
     enum class Kind {
-      Step,        // the latest whole step
-      Updates,     // no step repeated: the ops between two rounds of updates of parameters, those with the highest peak
-      WholeRun,    // there were no two rounds either: everything from the first op to now
+      Step,      // the latest whole step
+      Updates,   // no step repeated: the ops between two rounds of updates of parameters, those with the highest peak
+      WholeRun,  // there were no two rounds either: everything from the first op to now
     };
     trace::Step step;
     Kind kind = Kind::Step;
-    std::uint64_t steps = 0;     // of this kind so far
+    std::uint64_t steps = 0;  // of this kind so far
   };
 
   explicit Recorder(memory::CpuAllocator& allocator);
@@ -61,8 +61,9 @@ class Recorder final : public memory::BlockObserver {
   void stop() noexcept;
   /// Called once, after the third whole step, without a lock: the recording will hardly get better.
   void when_sure(std::function<void()> callback) { when_sure_ = std::move(callback); }
-  /// The latest whole step whose sequence of ops was seen at least twice, if there is one, else the latest whole step; or what
-  /// Recording::Kind says; nothing when no op ran, or more than kMostOps without repetition and without an update.
+  /// The latest whole step whose sequence of ops was seen at least twice, if there is one, else the latest whole step;
+  /// or what Recording::Kind says; nothing when no op ran, or more than kMostOps without repetition and without an
+  /// update.
   std::optional<Recording> recording() const;
   std::uint64_t ops() const { return fed_; }
   /// Ticks so far that are none of the program's own: recording, and under a limit searching and replaying.
@@ -74,7 +75,8 @@ class Recorder final : public memory::BlockObserver {
   class Running {
    public:
     /// `watched`: the engine looks after raw pointers by itself.
-    Running(Recorder& recorder, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack, bool watched = false);
+    Running(Recorder& recorder, const OpRule& rule, c10::DispatchKeySet keys, const torch::jit::Stack& stack,
+            bool watched = false);
     Running(const Running&) = delete;
     Running& operator=(const Running&) = delete;
     /// An op that threw leaves what it wrote with unknown content.
@@ -85,9 +87,9 @@ class Recorder final : public memory::BlockObserver {
 
     /// One value among the op's inputs or outputs, in the order in which a trace::Step has them.
     struct Operand {
-      std::uint32_t logged;      // its number in the running stretch
+      std::uint32_t logged;  // its number in the running stretch
       memory::Block* block;
-      caffe2::TypeMeta dtype;    // of outputs that were seen as tensors
+      caffe2::TypeMeta dtype;  // of outputs that were seen as tensors
     };
     const c10::SmallVectorImpl<Operand>& inputs() const { return inputs_; }
     const c10::SmallVectorImpl<Operand>& outputs() const { return outputs_; }
@@ -115,16 +117,16 @@ class Recorder final : public memory::BlockObserver {
     bool linked_ = false;
     bool opaque_ = false, foreign_ = false, pinned_input_ = false, writes_parameter_ = false, writes_kept_ = false;
     std::uint64_t hash_ = 0;
-    std::uint64_t own_ = 0, own_peak_ = 0;   // bytes of blocks that it took
-    std::uint64_t kernel_ = 0;               // ticks when the kernel began
+    std::uint64_t own_ = 0, own_peak_ = 0;  // bytes of blocks that it took
+    std::uint64_t kernel_ = 0;              // ticks when the kernel began
     c10::SmallVector<Used, 8> used_;
     c10::SmallVector<Written, 4> written_;
     c10::SmallVector<memory::Block*, 8> taken_;
     c10::SmallVector<Operand, 8> inputs_, outputs_;
     std::uint32_t position_ = detail::StepLog::kNone;
     bool watched_;
-    Running* outer_ = nullptr;               // of the same thread
-    Running* next_ = nullptr;                // of all that run now
+    Running* outer_ = nullptr;  // of the same thread
+    Running* next_ = nullptr;   // of all that run now
   };
 
   /// What sets an op apart in a sequence: its name, and the dtypes and shapes of its tensors.
@@ -134,9 +136,9 @@ class Recorder final : public memory::BlockObserver {
 
   /// A step that has just ended.
   struct StepEnd {
-    std::uint32_t sequence = 0;   // SequenceDetector's number
+    std::uint32_t sequence = 0;  // SequenceDetector's number
     std::uint32_t seen = 0;
-    bool whole = false;           // it is what recording() gives
+    bool whole = false;  // it is what recording() gives
   };
   /// Adds what each op of the latest step took to `ticks`, if that has an element for each.
   void add_op_ticks(std::vector<std::uint64_t>& ticks) const;
@@ -170,12 +172,12 @@ class Recorder final : public memory::BlockObserver {
   /// What is known of a live block.
   struct Entry {
     std::uint64_t birth = 0;
-    std::uint32_t epoch = 0;      // of the log that `value` belongs to
+    std::uint32_t epoch = 0;  // of the log that `value` belongs to
     std::uint32_t value = 0;
     std::uint32_t storage = 0;
-    std::uint32_t locks = 0;      // ops that use it now
-    std::uint64_t seen_by = 0;    // serial number of the latest op that has it among its arguments
-    std::uint8_t flags = 0;       // StepLog::ValueFlag that stay with the storage
+    std::uint32_t locks = 0;    // ops that use it now
+    std::uint64_t seen_by = 0;  // serial number of the latest op that has it among its arguments
+    std::uint8_t flags = 0;     // StepLog::ValueFlag that stay with the storage
   };
 
   void use(Running& run, const at::Tensor& tensor, bool written, bool hidden, bool opaque = false);
@@ -214,28 +216,28 @@ class Recorder final : public memory::BlockObserver {
   std::function<void()> when_sure_;
   bool sure_ = false, told_ = false;
 
-  detail::StepLog log_;               // the running stretch
+  detail::StepLog log_;  // the running stretch
   std::uint32_t epoch_ = 1;
   std::uint32_t next_storage_ = 0;
-  bool from_start_ = true;            // log_ has everything since the first op
-  ska::flat_hash_map<const void*, Entry> entries_;   // by block, or by the engine's Value while it has none
+  bool from_start_ = true;                          // log_ has everything since the first op
+  ska::flat_hash_map<const void*, Entry> entries_;  // by block, or by the engine's Value while it has none
   Running* running_ = nullptr;
 
   struct Whole {
     detail::StepLog log;
     std::uint32_t epoch = 0, begin = 0, end = 0;
-    std::uint64_t end_ticks = 0, end_recorder = 0;   // 0: not known before the next op begins
+    std::uint64_t end_ticks = 0, end_recorder = 0;  // 0: not known before the next op begins
     std::uint32_t seen = 0;
   };
-  Whole whole_;                       // the latest whole step; whole_.end == 0 without one
+  Whole whole_;  // the latest whole step; whole_.end == 0 without one
   std::uint64_t steps_ = 0;
   trace::SequenceDetector detector_;
-  bool began_backward_ = false, updates_ = false;   // in the run so far
+  bool began_backward_ = false, updates_ = false;  // in the run so far
   std::uint64_t fed_ = 0;
   std::uint64_t serial_ = 0;
-  std::uint64_t spent_ = 0;           // ticks
-  std::uint32_t step_begin_ = detail::StepLog::kNone;   // in log_: first op of the running step
-  bool at_boundary_ = false;                            // a step has ended and the next has not begun
+  std::uint64_t spent_ = 0;                            // ticks
+  std::uint32_t step_begin_ = detail::StepLog::kNone;  // in log_: first op of the running step
+  bool at_boundary_ = false;                           // a step has ended and the next has not begun
   bool replaying_ = false;
   std::optional<StepEnd> step_end_;
   std::uint64_t op_thread_ = 0, random_thread_ = 0;

@@ -13,18 +13,22 @@ namespace {
 
 using Kind = PackForm::Kind;
 
-constexpr std::uint64_t kSampled = 256;         // elements
-constexpr double kWorthIt = 0.7;                // of the bytes, at most
-constexpr double kMostZeros = 0.45;             // of a sample, before it counts as mostly zero
+constexpr std::uint64_t kSampled = 256;  // elements
+constexpr double kWorthIt = 0.7;         // of the bytes, at most
+constexpr double kMostZeros = 0.45;      // of a sample, before it counts as mostly zero
 constexpr std::uint64_t kHeader = 16;
 
 template <class Visit>
 auto with_width(std::uint8_t width, Visit visit) {
   switch (width) {
-    case 1: return visit(std::uint8_t{});
-    case 2: return visit(std::uint16_t{});
-    case 4: return visit(std::uint32_t{});
-    default: return visit(std::uint64_t{});
+    case 1:
+      return visit(std::uint8_t{});
+    case 2:
+      return visit(std::uint16_t{});
+    case 4:
+      return visit(std::uint32_t{});
+    default:
+      return visit(std::uint64_t{});
   }
 }
 
@@ -33,16 +37,22 @@ std::int64_t as_signed(T x) {
   return static_cast<std::int64_t>(static_cast<std::make_signed_t<T>>(x));
 }
 
-std::uint8_t bytes_for(std::uint64_t range) { return range < (1u << 8) ? 1 : range < (1u << 16) ? 2 : range < (1ull << 32) ? 4 : 8; }
+std::uint8_t bytes_for(std::uint64_t range) {
+  return range < (1u << 8) ? 1 : range < (1u << 16) ? 2 : range < (1ull << 32) ? 4 : 8;
+}
 
 /// Bytes of the form for `count` elements of which `nonzero` are not zero.
 std::uint64_t size_of(PackForm form, std::uint64_t count, std::uint64_t nonzero) {
   const std::uint64_t bits = (count + 63) / 64 * 8;
   switch (form.kind) {
-    case Kind::TwoValued: return kHeader + bits;
-    case Kind::MostlyZero: return kHeader + bits + nonzero * form.width;
-    case Kind::Narrow: return kHeader + count * form.narrow;
-    case Kind::None: break;
+    case Kind::TwoValued:
+      return kHeader + bits;
+    case Kind::MostlyZero:
+      return kHeader + bits + nonzero * form.width;
+    case Kind::Narrow:
+      return kHeader + count * form.narrow;
+    case Kind::None:
+      break;
   }
   return 0;
 }
@@ -96,8 +106,8 @@ PackForm guess(const T* data, std::uint64_t count, bool integer, std::uint64_t* 
 }
 
 struct Bits64 {
-  std::uint64_t b;   // bit k: element k is b
-  bool other;        // some element is neither a nor b
+  std::uint64_t b;  // bit k: element k is b
+  bool other;       // some element is neither a nor b
 };
 
 template <class T>
@@ -186,7 +196,7 @@ std::optional<std::uint64_t> pack_zeros(const T* from, std::uint64_t count, unsi
   std::uint64_t used = 0;
   for (std::uint64_t i = 0; i < count; i += 64, bits += 8) {
     const unsigned most = static_cast<unsigned>(std::min<std::uint64_t>(64, count - i));
-    if (room - used < most) {   // without a branch for each element there must be room for all
+    if (room - used < most) {  // without a branch for each element there must be room for all
       std::uint64_t here = 0;
       for (unsigned k = 0; k < most; ++k) here += from[i + k] != 0 ? 1 : 0;
       if (room - used < here) return std::nullopt;
@@ -229,7 +239,8 @@ void unpack_zeros(const unsigned char* from, std::uint64_t count, T* to) {
 
 template <class T, class Short>
 bool narrow_into(const T* from, std::uint64_t count, std::int64_t low, Short* to) {
-  for (std::uint64_t i = 0; i < count; ++i) to[i] = static_cast<Short>(static_cast<std::uint64_t>(as_signed(from[i]) - low));
+  for (std::uint64_t i = 0; i < count; ++i)
+    to[i] = static_cast<Short>(static_cast<std::uint64_t>(as_signed(from[i]) - low));
   return true;
 }
 
@@ -242,7 +253,8 @@ std::optional<std::uint64_t> pack_narrow(PackForm form, const T* from, std::uint
   }
   if (bytes_for(static_cast<std::uint64_t>(high) - static_cast<std::uint64_t>(low)) > form.narrow) return std::nullopt;
   std::memcpy(to, &low, 8);
-  with_width(form.narrow, [&](auto s) { return narrow_into(from, count, low, reinterpret_cast<decltype(s)*>(to + kHeader)); });
+  with_width(form.narrow,
+             [&](auto s) { return narrow_into(from, count, low, reinterpret_cast<decltype(s)*>(to + kHeader)); });
   return size_of(form, count, 0);
 }
 
@@ -263,12 +275,14 @@ PackSpeed measure(Kind kind) {
   std::vector<std::uint32_t> data(kCount), back(kCount);
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const auto random = static_cast<std::uint32_t>((i * 0x9E3779B97F4A7C15ull) >> 40);
-    data[i] = kind == Kind::Narrow ? random & 255 : kind == Kind::TwoValued ? (random & 1) * 0x3f800000u : (random & 1) * (random | 1);
+    data[i] = kind == Kind::Narrow      ? random & 255
+              : kind == Kind::TwoValued ? (random & 1) * 0x3f800000u
+                                        : (random & 1) * (random | 1);
   }
   const PackForm form{kind, 4, static_cast<std::uint8_t>(kind == Kind::Narrow ? 1 : 0)};
   std::vector<unsigned char> packed(kCount * 5);
   PackSpeed best{1, 1};
-  for (int i = 0; i < 4; ++i) {   // the first round only makes the pages
+  for (int i = 0; i < 4; ++i) {  // the first round only makes the pages
     const auto t0 = Clock::now();
     pack(form, data.data(), kCount * 4, packed.data(), packed.size());
     const auto t1 = Clock::now();
@@ -284,10 +298,12 @@ PackSpeed measure(Kind kind) {
 
 PackForm guess_form(const void* data, std::uint64_t bytes, std::uint8_t width, bool integer, std::uint64_t* packed) {
   if (bytes < 64 || bytes % width != 0) return {};
-  return with_width(width, [&](auto t) { return guess(static_cast<const decltype(t)*>(data), bytes / width, integer, packed); });
+  return with_width(
+      width, [&](auto t) { return guess(static_cast<const decltype(t)*>(data), bytes / width, integer, packed); });
 }
 
-std::optional<std::uint64_t> pack(PackForm form, const void* data, std::uint64_t bytes, void* to, std::uint64_t capacity) {
+std::optional<std::uint64_t> pack(PackForm form, const void* data, std::uint64_t bytes, void* to,
+                                  std::uint64_t capacity) {
   const std::uint64_t count = bytes / form.width;
   if (form.kind == Kind::None || size_of(form, count, 0) > capacity) return std::nullopt;
   auto* out = static_cast<unsigned char*>(to);
@@ -312,7 +328,8 @@ void unpack(PackForm form, const void* packed, std::uint64_t bytes, void* to) {
 }
 
 PackSpeed pack_speed(Kind kind) {
-  static const std::array<PackSpeed, 3> speeds{measure(Kind::TwoValued), measure(Kind::MostlyZero), measure(Kind::Narrow)};
+  static const std::array<PackSpeed, 3> speeds{measure(Kind::TwoValued), measure(Kind::MostlyZero),
+                                               measure(Kind::Narrow)};
   return kind == Kind::None ? PackSpeed{} : speeds[static_cast<std::size_t>(kind) - 1];
 }
 

@@ -71,7 +71,7 @@ TEST(Packing, AThirdValueBehindTheSampleIsFoundOut) {
     other[at] = 5;
     std::uint64_t likely = 0;
     const PackForm form = guess_form(other.data(), other.size() * 4, 4, false, &likely);
-    if (form.kind != Kind::TwoValued) continue;   // the sample has it
+    if (form.kind != Kind::TwoValued) continue;  // the sample has it
     std::vector<unsigned char> packed(likely);
     EXPECT_FALSE(pack(form, other.data(), other.size() * 4, packed.data(), likely));
   }
@@ -81,7 +81,8 @@ TEST(Packing, MostlyZeroKeepsMinusZeroAndTheRest) {
   std::mt19937 random(3);
   for (const double zeros : {0.5, 0.8, 0.99}) {
     std::vector<float> relu(50001);
-    for (float& x : relu) x = std::uniform_real_distribution<>()(random) < zeros ? 0.0f : static_cast<float>(random()) * 1e-9f;
+    for (float& x : relu)
+      x = std::uniform_real_distribution<>()(random) < zeros ? 0.0f : static_cast<float>(random()) * 1e-9f;
     relu[17] = -0.0f;
     const std::uint64_t used = round_trip(relu, false, Kind::MostlyZero);
     EXPECT_GT(used, 0u) << zeros;

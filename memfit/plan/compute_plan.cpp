@@ -14,7 +14,8 @@ using trace::kNone;
 using trace::OpId;
 using trace::Step;
 
-/// What must be there while each op runs, whatever the plan: its inputs, outputs and workspace, and what cannot go away.
+/// What must be there while each op runs, whatever the plan: its inputs, outputs and workspace, and what cannot go
+/// away.
 Floor forced_floor(const Step& step, const PlanOptions& options) {
   const auto n = static_cast<OpId>(step.ops.size());
   std::vector<std::int64_t> change(static_cast<std::size_t>(n) + 2, 0);
@@ -26,12 +27,14 @@ Floor forced_floor(const Step& step, const PlanOptions& options) {
     for (trace::ValueId v : step.inputs(step.ops[t])) last_use[v] = t;
   for (trace::ValueId v = 0; v < step.values.size(); ++v) {
     const trace::Value& value = step.values[v];
-    const bool remade = value.producer != kNone && step.ops[value.producer].replay == trace::Replay::Yes && options.recompute;
+    const bool remade =
+        value.producer != kNone && step.ops[value.producer].replay == trace::Replay::Yes && options.recompute;
     const bool packs = value.packable && options.pack;
     const bool useless = value.producer != kNone && value.death == kNone && !value.needed_after;
     stuck[v] = value.pinned || !(remade || packs || useless || options.offload);
     if (!stuck[v]) continue;
-    // A value that cannot come back must be there until its last use at least; a source until the program lets go of it.
+    // A value that cannot come back must be there until its last use at least; a source until the program lets go of
+    // it.
     OpId end = value.death == kNone && value.needed_after ? n : last_use[v];
     if (value.producer == kNone && value.death != kNone) end = value.death;
     if (value.producer == kNone && value.death == kNone) end = n;
@@ -60,10 +63,12 @@ Floor forced_floor(const Step& step, const PlanOptions& options) {
 
 detail::SearchOptions search_options(const PlanOptions& options) {
   detail::SearchOptions out{options.effort, options.seed, options.recompute, options.pack, std::nullopt};
-  if (options.offload && options.offload->traffic.write_bytes_per_second > 0 && options.offload->traffic.read_bytes_per_second > 0) {
+  if (options.offload && options.offload->traffic.write_bytes_per_second > 0 &&
+      options.offload->traffic.read_bytes_per_second > 0) {
     const Traffic& traffic = options.offload->traffic;
-    out.offload = detail::OffloadChannels{1 / traffic.write_bytes_per_second, 1 / traffic.read_bytes_per_second, traffic.latency.count(),
-                                          static_cast<std::int64_t>(std::min<std::uint64_t>(options.offload->limit.count(), 1ull << 62))};
+    out.offload = detail::OffloadChannels{
+        1 / traffic.write_bytes_per_second, 1 / traffic.read_bytes_per_second, traffic.latency.count(),
+        static_cast<std::int64_t>(std::min<std::uint64_t>(options.offload->limit.count(), 1ull << 62))};
   }
   return out;
 }
@@ -88,8 +93,8 @@ std::optional<Plan> try_once(const Step& step, const detail::Problem& problem, c
   return plan;
 }
 
-/// Traffic is first planned to hide behind the ops. When there is more of it than that, the search is told that ops take longer; in
-/// truth they then wait, and simulate() says for how long.
+/// Traffic is first planned to hide behind the ops. When there is more of it than that, the search is told that ops
+/// take longer; in truth they then wait, and simulate() says for how long.
 std::optional<Plan> try_plan(const Step& step, const detail::Problem& problem, const PlanOptions& options) {
   if (auto plan = try_once(step, problem, options)) return plan;
   if (!search_options(options).offload) return std::nullopt;
@@ -120,18 +125,21 @@ Floor compute_floor(const Step& step, const PlanOptions& options) {
   return floor;
 }
 
+std::optional<Plan> find_plan(const Step& step, const PlanOptions& options) {
+  if (options.limit < forced_floor(step, options).bound) return std::nullopt;
+  return try_plan(step, detail::make_problem(step), options);
+}
+
 Plan compute_plan(const Step& step, const PlanOptions& options) {
-  const detail::Problem problem = detail::make_problem(step);
+  if (auto plan = find_plan(step, options)) return std::move(*plan);
   const Floor forced = forced_floor(step, options);
-  if (options.limit >= forced.bound)
-    if (auto plan = try_plan(step, problem, options)) return std::move(*plan);
   const Floor floor = compute_floor(step, options);
-  const std::string where = forced.op < step.ops.size()
-                                ? fmt::format("op {} ({})", forced.op, step.op_name(forced.op))
-                                : std::string("the end of the step");
-  throw LimitTooLow(fmt::format("No plan fits {}. The lowest limit with a plan is {}; {} needs {} whatever is dropped.",
-                                format_bytes(options.limit), format_bytes(floor.reached), where, format_bytes(forced.bound)),
-                    floor);
+  const std::string where = forced.op < step.ops.size() ? fmt::format("op {} ({})", forced.op, step.op_name(forced.op))
+                                                        : std::string("the end of the step");
+  throw LimitTooLow(
+      fmt::format("No plan fits {}. The lowest limit with a plan is {}; {} needs {} whatever is dropped.",
+                  format_bytes(options.limit), format_bytes(floor.reached), where, format_bytes(forced.bound)),
+      floor);
 }
 
 }  // namespace memfit::plan

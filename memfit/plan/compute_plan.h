@@ -23,15 +23,15 @@ struct PlanOptions {
   std::optional<OffloadTarget> offload;  // default: nowhere to go
   bool recompute = true;                 // default: yes. Off only to see what packing and offload can do alone
   bool pack = true;                      // default: yes, where the trace says that a value is packable
-  double effort = 1.0;                   // scales the work of the search; 0.1 is good for curves, 10 for the last per cent
-  std::uint64_t seed = 1;                // of the search
+  double effort = 1.0;     // scales the work of the search; 0.1 is good for curves, 10 for the last per cent
+  std::uint64_t seed = 1;  // of the search
 };
 
 /// The least limit, from both sides.
 struct Floor {
-  Bytes bound;          // no plan can be below this
-  trace::OpId op = 0;   // the op that forces `bound`: its inputs, outputs, workspace and what cannot go away
-  Bytes reached;        // the lowest limit for which a plan was found
+  Bytes bound;         // no plan can be below this
+  trace::OpId op = 0;  // the op that forces `bound`: its inputs, outputs, workspace and what cannot go away
+  Bytes reached;       // the lowest limit for which a plan was found
 };
 
 /// The limit is too low. Carries the floor; what() names it and the op that forces it.
@@ -48,6 +48,9 @@ class LimitTooLow : public DoesNotFit {
 /// Returns:  a plan that simulate() finds possible, with peak <= options.limit.
 /// Throws:   LimitTooLow when none was found.
 Plan compute_plan(const trace::Step& step, const PlanOptions& options);
+
+/// The same, without the search for the floor that LimitTooLow carries: nothing when no plan was found.
+std::optional<Plan> find_plan(const trace::Step& step, const PlanOptions& options);
 
 /// `options.limit` is not looked at.  Cost: several plans.
 Floor compute_floor(const trace::Step& step, const PlanOptions& options);

@@ -7,9 +7,13 @@ namespace {
 
 // Rolling sums modulo 2^64 with an odd base, over hashes that are mixed first.
 constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15ull;
-constexpr std::uint32_t kFew = 4;               // ops that make a candidate
+constexpr std::uint32_t kFew = 4;  // ops that make a candidate
 constexpr std::uint32_t kLongestSignature = 64;
-constexpr std::uint64_t kKindEvery = 2;         // comparison by name only needs this many equal windows more
+constexpr std::uint64_t kKindEvery = 2;  // comparison by name only needs this many equal windows more
+// A program that keeps its last step (its graph, in cycles) until the next one breathes little: a fifth was seen. What
+// is a third of the run so far is hardly a loop inside a step.
+constexpr double kBreath = 0.5, kShallowBreath = 0.15;
+constexpr std::uint64_t kLongPart = 3, kLongLoop = 10000;
 
 std::uint64_t mix(std::uint64_t x) {
   x ^= x >> 30;
@@ -62,7 +66,9 @@ bool SequenceDetector::breathes(std::uint64_t period) {
     least = std::min(least, past(i).live);
     most = std::max(most, past(i).live);
   }
-  return static_cast<double>(most - least) >= 0.5 * static_cast<double>(most_live_ - least_live_);
+  return static_cast<double>(most - least) >=
+         (period > kLongLoop && period >= count_ / kLongPart ? kShallowBreath : kBreath) *
+             static_cast<double>(most_live_ - least_live_);
 }
 
 /// The boundary inside the latest period: few live bytes, and an end that occurs once.
@@ -86,7 +92,8 @@ bool SequenceDetector::choose_signature(std::uint64_t period) {
       }
     }
     // Not much above the least, or else a longer signature may find a better place.
-    if (best != ~0ull && (best - least <= (most - least) / 50 || length * 2 > kLongestSignature || length * 2 > period)) {
+    if (best != ~0ull &&
+        (best - least <= (most - least) / 50 || length * 2 > kLongestSignature || length * 2 > period)) {
       signature_ = Signature{window_sum(where - length, where, true), length};
       return true;
     }
@@ -121,7 +128,8 @@ SequenceDetector::Verdict SequenceDetector::feed(const Observation& op) {
   ++count_;
   most_live_ = std::max(most_live_, now.live);
   least_live_ = std::min(least_live_, now.live);
-  const std::size_t keep = learned() ? 2 * kLongestSignature : 3 * static_cast<std::size_t>(options_.longest_period) + 2;
+  const std::size_t keep =
+      learned() ? 2 * kLongestSignature : 3 * static_cast<std::size_t>(options_.longest_period) + 2;
   while (history_.size() > keep) {
     history_.pop_front();
     ++first_;
@@ -177,7 +185,9 @@ SequenceDetector::Verdict SequenceDetector::finish_step() {
   });
   if (same == sequences_.end()) {
     if (sequences_.size() >= options_.remembered)
-      sequences_.erase(std::min_element(sequences_.begin(), sequences_.end(), [](const Sequence& a, const Sequence& b) { return a.last_seen < b.last_seen; }));
+      sequences_.erase(std::min_element(sequences_.begin(), sequences_.end(), [](const Sequence& a, const Sequence& b) {
+        return a.last_seen < b.last_seen;
+      }));
     Sequence fresh;
     fresh.id = next_id_++;
     fresh.prefix = running_;

@@ -10,13 +10,19 @@ namespace {
 using trace::Category;
 using trace::Replay;
 
-trace::Seconds seconds_of(std::uint64_t ticks) { return trace::Seconds(static_cast<double>(ticks_to_ns(ticks)) * 1e-9); }
+trace::Seconds seconds_of(std::uint64_t ticks) {
+  return trace::Seconds(static_cast<double>(ticks_to_ns(ticks)) * 1e-9);
+}
 
 /// One stretch of a log on its way to a Step.
 class Cut {
  public:
   Cut(const StepLog& log, std::uint32_t begin, std::uint32_t end)
-      : log_(log), begin_(begin), end_(end), id_(log.values.size(), StepLog::kNone), read_later_(log.values.size(), false),
+      : log_(log),
+        begin_(begin),
+        end_(end),
+        id_(log.values.size(), StepLog::kNone),
+        read_later_(log.values.size(), false),
         overwritten_(log.values.size(), false) {
     std::uint32_t storages = 0;
     for (const StepLog::Value& v : log.values) storages = std::max(storages, v.storage + 1);
@@ -41,7 +47,7 @@ class Cut {
  private:
   struct Facts {
     std::uint8_t flags = 0;
-    bool source = false;      // was there before
+    bool source = false;  // was there before
     bool outlives = false;
   };
 
@@ -85,7 +91,7 @@ class Cut {
     for (std::uint32_t v = 0; v < log_.values.size(); ++v) {
       const StepLog::Value& value = log_.values[v];
       if (!was_there(value) || (value.death != StepLog::kNone && value.death < begin_)) continue;
-      if (!used[v] && !dies_inside(v)) continue;   // no op touches it: among the fixed bytes
+      if (!used[v] && !dies_inside(v)) continue;  // no op touches it: among the fixed bytes
       id_[v] = builder_.add_source(plain(value));
       bytes += value.bytes;
     }
@@ -160,17 +166,18 @@ class Cut {
     const StepLog::Op& op = log_.ops[v.producer];
     const bool backward = (op.flags & StepLog::kBackward) != 0;
     if (!backward && (op.input_count == 0 || op.replay == Replay::ReadsForeignMemory)) return Category::Input;
-    const bool saved = v.producer < first_backward_ && first_backward_ < end_ && (!dies_inside(id) || v.death >= first_backward_);
+    const bool saved =
+        v.producer < first_backward_ && first_backward_ < end_ && (!dies_inside(id) || v.death >= first_backward_);
     return saved ? Category::Activation : Category::Temporary;
   }
 
   const StepLog& log_;
   std::uint32_t begin_, end_;
   std::uint32_t first_backward_ = 0;
-  std::vector<trace::ValueId> id_;    // of log value v in the step
-  std::vector<bool> read_later_;      // by an op after the stretch
+  std::vector<trace::ValueId> id_;  // of log value v in the step
+  std::vector<bool> read_later_;    // by an op after the stretch
   std::vector<bool> overwritten_;
-  std::vector<Facts> facts_;          // of a storage
+  std::vector<Facts> facts_;  // of a storage
   std::vector<trace::ValueId> inputs_;
   std::vector<trace::Value> outputs_;
   trace::StepBuilder builder_;
@@ -198,7 +205,7 @@ std::uint64_t StepLog::peak(std::uint32_t begin, std::uint32_t end) const {
 }
 
 std::vector<std::uint32_t> StepLog::update_ends() const {
-  constexpr std::uint32_t kPause = 64;   // ops between updates of one round, at most
+  constexpr std::uint32_t kPause = 64;  // ops between updates of one round, at most
   std::vector<std::uint32_t> ends;
   for (std::uint32_t i = 0; i < size(); ++i) {
     if ((ops[i].flags & kWritesParameter) == 0) continue;
@@ -208,7 +215,8 @@ std::vector<std::uint32_t> StepLog::update_ends() const {
   return ends;
 }
 
-trace::Step StepLog::cut(std::uint32_t begin, std::uint32_t end, std::uint64_t end_ticks, std::uint64_t end_recorder) const {
+trace::Step StepLog::cut(std::uint32_t begin, std::uint32_t end, std::uint64_t end_ticks,
+                         std::uint64_t end_recorder) const {
   trace::Step step = Cut(*this, begin, end).take();
   const Op& first = ops[begin];
   const std::uint64_t took = end_ticks - first.began;

@@ -1,5 +1,6 @@
 // What the recorder notes while the program runs, as flat arrays, and how a stretch of it becomes a trace::Step.
-// Not here: who notes it (engine/recorder.h). Threads: one, or under a lock. Cost: 80 bytes an op, 48 a value, 4 an operand.
+// Not here: who notes it (engine/recorder.h). Threads: one, or under a lock. Cost: 80 bytes an op, 48 a value, 4 an
+// operand.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +18,18 @@ struct StepLog {
   static constexpr std::uint32_t kNone = trace::kNone;
 
   enum OpFlag : std::uint8_t {
-    kBackward = 1,          // while autograd runs
+    kBackward = 1,  // while autograd runs
     kWritesParameter = 2,
-    kUnseen = 4,            // no op of the dispatcher: memory that came, or was written, without one
+    kUnseen = 4,  // no op of the dispatcher: memory that came, or was written, without one
   };
   struct Op {
-    const char* name = "";              // lives as long as the process
-    std::uint64_t hash = 0, kind = 0;   // as SequenceDetector takes them; 0 when unseen
-    std::uint64_t began = 0;            // ticks
-    std::uint64_t recorder = 0;         // ticks that recording had cost by then
-    std::uint64_t ticks = 0;            // of the op alone
+    const char* name = "";             // lives as long as the process
+    std::uint64_t hash = 0, kind = 0;  // as SequenceDetector takes them; 0 when unseen
+    std::uint64_t began = 0;           // ticks
+    std::uint64_t recorder = 0;        // ticks that recording had cost by then
+    std::uint64_t ticks = 0;           // of the op alone
     std::uint64_t workspace = 0;
-    std::uint64_t live = 0;             // bytes before the op
+    std::uint64_t live = 0;                                                    // bytes before the op
     std::uint32_t inputs = 0, input_count = 0, outputs = 0, output_count = 0;  // in `operands`
     trace::Replay replay = trace::Replay::Yes;
     std::uint8_t flags = 0;
@@ -37,23 +38,23 @@ struct StepLog {
   enum ValueFlag : std::uint8_t {
     kParameter = 1,
     kGradient = 2,
-    kUpdated = 4,        // its storage was written without grad mode and outside backward
+    kUpdated = 4,  // its storage was written without grad mode and outside backward
     kPinned = 8,
-    kKept = 16,          // its content goes back to something that nothing here can make: a source, or unseen memory
-    kFilled = 32,        // its op filled a storage whose old content it did not read, in the same bytes
-    kUnread = 64,        // it outlived the stretch, but nothing read it afterwards
-    kConstant = 128,     // of a storage that is no value: a few bytes that no op made
+    kKept = 16,       // its content goes back to something that nothing here can make: a source, or unseen memory
+    kFilled = 32,     // its op filled a storage whose old content it did not read, in the same bytes
+    kUnread = 64,     // it outlived the stretch, but nothing read it afterwards
+    kConstant = 128,  // of a storage that is no value: a few bytes that no op made
   };
   struct Value {
     std::uint64_t bytes = 0;
-    std::uint32_t producer = kNone;   // kNone: there before the log began
+    std::uint32_t producer = kNone;  // kNone: there before the log began
     std::uint32_t death = kNone;
     std::uint32_t overwrites = kNone;
     std::uint32_t storage = 0;
-    std::uint32_t shape = kNone;      // index in `shapes` of the number of dimensions, which follow
+    std::uint32_t shape = kNone;  // index in `shapes` of the number of dimensions, which follow
     std::uint8_t flags = 0;
-    memory::PackForm::Kind pack = memory::PackForm::Kind::None;   // as a sample looked when its op had run
-    std::uint64_t packed = 0;         // bytes it will likely need
+    memory::PackForm::Kind pack = memory::PackForm::Kind::None;  // as a sample looked when its op had run
+    std::uint64_t packed = 0;                                    // bytes it will likely need
   };
 
   std::vector<Op> ops;

@@ -17,8 +17,7 @@ inline std::uint64_t ticks_to_ns(std::uint64_t n) {
     using Clock = std::chrono::steady_clock;
     const auto c0 = Clock::now();
     const std::uint64_t t0 = ticks();
-    while (Clock::now() - c0 < std::chrono::milliseconds(2)) {
-    }
+    while (Clock::now() - c0 < std::chrono::milliseconds(2)) {}
     const std::uint64_t t1 = ticks();
     const double ns = std::chrono::duration<double, std::nano>(Clock::now() - c0).count();
     return ns / static_cast<double>(t1 - t0);
@@ -27,8 +26,8 @@ inline std::uint64_t ticks_to_ns(std::uint64_t n) {
 }
 
 struct ThreadState {
-  int in_op = 0;                    // kernels are running: pointers are theirs
-  std::uint64_t engine_ticks = 0;   // spent evicting inside allocations
+  int in_op = 0;                   // kernels are running: pointers are theirs
+  std::uint64_t engine_ticks = 0;  // spent evicting inside allocations
   std::uint64_t number = 0;
 };
 inline thread_local ThreadState thread_state;
