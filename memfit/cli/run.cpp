@@ -3,12 +3,14 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
 #include "memfit/cli/verbs.h"
 #include "memfit/core/error.h"
 #include "memfit/core/output_file.h"
+#include "memfit/plan/traffic_probe.h"
 #include "memfit/preload/environment.h"
 #include "memfit/preload/launch.h"
 #include "memfit/preload/machine_memory.h"
@@ -25,6 +27,8 @@ struct RunFlags {
   bool quiet = false;
   bool force = false;
   bool no_plan = false;
+  std::string offload;
+  std::string offload_limit;
 };
 
 std::optional<Bytes> limit(const std::string& text, const char* flag) {
@@ -156,6 +160,12 @@ int run(const RunFlags& flags, const std::vector<std::string>& program) {
   options.verify = flags.verify;
   options.quiet = flags.quiet;
   options.plan = !flags.no_plan;
+  if (!flags.offload_limit.empty() && flags.offload.empty()) throw UsageError("--offload-limit needs --offload DIR.");
+  if (!flags.offload.empty()) {
+    const plan::OffloadPlace place = plan::probe_offload_place(flags.offload);
+    options.offload = std::filesystem::absolute(flags.offload).string();   // the program may change its folder
+    if (!flags.offload_limit.empty()) options.offload_limit = parse_size(flags.offload_limit, "--offload-limit", place.free);
+  }
   if (!flags.report.empty()) {
     check_output_file(report::rank_report_path(flags.report, own_rank()), "--report",
                       flags.force ? Replace::Yes : Replace::No);
@@ -192,6 +202,12 @@ void add_run(CLI::App& app, Context& context) {
       ->envname(preload::kVerify);
   verb->add_flag("--quiet", flags->quiet, "say nothing at the end")->envname(preload::kQuiet);
   verb->add_flag("--force", flags->force, "replace a report that exists");
+  verb->add_option("--offload", flags->offload, "move tensors to files in this folder where that is cheaper than making them again")
+      ->type_name("DIR")
+      ->envname(preload::kOffload);
+  verb->add_option("--offload-limit", flags->offload_limit, "use at most this much of it")
+      ->type_name("SIZE")
+      ->envname(preload::kOffloadLimit);
   verb->add_flag("--no-plan", flags->no_plan, "decide step by step, without planning ahead")->envname(preload::kNoPlan);
   verb->footer(
       "PROGRAM and its arguments come after \"--\": memfit run --tensor-memory 512MiB -- python train.py\n"

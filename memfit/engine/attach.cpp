@@ -87,6 +87,11 @@ int attach(std::string& message) {
   engine.start(variable("MEMFIT_DOOR"), variable("MEMFIT_VERIFY") == "1", status);
   trace::set_text(status->door, name_of(engine.door()));
   if (!record.empty()) start_recording(record, status->rank);
+  const std::string offload = variable("MEMFIT_OFFLOAD");
+  if (!offload.empty()) {
+    const std::string most = variable("MEMFIT_OFFLOAD_LIMIT");
+    engine.set_offload(offload, most.empty() ? Bytes() : parse_size(most, "MEMFIT_OFFLOAD_LIMIT"));
+  }
   engine.set_planning(variable("MEMFIT_NO_PLAN") != "1");
   engine.set_limit(limit.count());
   if (memory.count() != 0) {

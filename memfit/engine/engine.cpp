@@ -406,7 +406,9 @@ void Engine::begin(Call& call, const torch::jit::Stack& stack) {
         for (const auto& other : call.args) shared = shared || (&other != &a && other.value == a.value);
         a.blank = !shared && covers_storage(*a.tensor, a.value->bytes);
       }
-      if (!a.value->resident && !a.blank) missing.push_back(a.value);
+      // Content that only a copy elsewhere has is still needed where something is made from it.
+      const bool needed = !a.blank || (a.value->recipe == nullptr && a.value->readers != nullptr);
+      if (!a.value->resident && needed) missing.push_back(a.value);
     }
     if (!missing.empty()) restore(missing);
     for (auto& a : call.args) {
@@ -471,7 +473,7 @@ void Engine::keep_state(Call& call) {
 void Engine::keep_older_than(std::uint64_t sequence) {
   std::vector<Value*> old;
   for (Value* v : candidates_) {
-    if (v->bound && v->recipe->sequence < sequence) old.push_back(v);
+    if (v->bound && v->recipe != nullptr && v->recipe->sequence < sequence) old.push_back(v);
   }
   for (Value* v : old) ++v->references;
   for (Value* v : old) make_source(v);
@@ -487,7 +489,7 @@ void Engine::prepare_writes(Call& call) {
   for (auto& a : call.args) {
     if (!a.written && !a.hidden) continue;
     before_content_is_lost(a.value, true);
-    a.value->packed.reset();
+    drop_spare(a.value);
   }
 }
 
@@ -778,6 +780,8 @@ void Engine::publish() noexcept {
   set(status_->predicted_peak_bytes, stats_.predicted_peak);
   set(status_->predicted_step_ns, stats_.predicted_step_ns);
   set(status_->step_ns, stats_.step_ns);
+  set(status_->offload_write_bytes, stats_.offload_write_bytes);
+  set(status_->offload_read_bytes, stats_.offload_read_bytes);
   set(status_->refusals, stats_.refusals);
   set(status_->verified_values, stats_.verified);
 }

@@ -47,6 +47,7 @@ struct EngineStats {
   std::uint64_t replanned = 0;       // plans made again, since the first did not fit what happened
   std::uint64_t plan_misses = 0;     // instructions that did not find what they foresaw
   std::uint64_t packed = 0;          // values kept in a short form instead of their bytes
+  std::uint64_t offload_write_bytes = 0, offload_read_bytes = 0;
   std::uint64_t plan_ns = 0;         // time in the planner
   std::uint64_t predicted_peak = 0;  // of the latest plan
   std::uint64_t predicted_step_ns = 0;
@@ -66,6 +67,9 @@ class Engine final : public memory::MemoryPressure {
   void set_memory_limit(std::uint64_t bytes);
   /// `bytes` of memory that is no tensor are about to be taken: tensors make room. Never throws.
   void before_other_memory(std::uint64_t bytes) noexcept;
+  /// Tensors may be moved to files in `folder`, at most `limit` bytes (0: what is free there). Before the first limit.
+  /// Throws: UsageError when the folder cannot serve.
+  void set_offload(const std::string& folder, Bytes limit);
   /// Steps that come again run by plan. Default: yes. Takes effect with the next limit.
   void set_planning(bool on) { planning_wanted_ = on; }
   bool started() const { return started_; }
@@ -144,7 +148,7 @@ class Engine final : public memory::MemoryPressure {
   void remove_reader(TensorArg& arg);
   void destroy(Recipe* recipe);
   void make_source(Value* value);
-  bool available(const Value* value) const { return value->resident || value->recipe != nullptr || value->packed; }
+  bool available(const Value* value) const { return value->resident || value->recipe != nullptr || value->spare; }
   /// Bytes that a replay left, of a value that no storage holds: they may go at any time.
   static bool is_temporary(const Value* value) {
     return !value->bound && value->held && value->recipe != nullptr && value->locks == 0 && value->references == 0;
@@ -213,10 +217,21 @@ class Engine final : public memory::MemoryPressure {
   void let_go(Value* value);
   struct Unlock;
   void pack_planned(trace::ValueId id);
+  void move_planned(const plan::Instruction& instruction);
+
+  // copies elsewhere (spare.cpp)
   bool pack(Value* value, caffe2::TypeMeta dtype, std::uint64_t capacity);
-  void unpack(Value* value);
+  bool start_leaving(Value* value);
+  bool finish_leaving(Value* value);
+  void start_arriving(Value* value);
+  void finish_arriving(Value* value);
+  void finish_moves();
+  void fetch(Value* value);
+  void drop_spare(Value* value) noexcept;
+  double outside_cost(const Value* value) const;
   void end_planned_step(const Recorder::StepEnd& end, std::uint32_t position);
   bool needs_change(const PlannedStep& planned, bool followed) const;
+  void leave_outside(const std::vector<Value*>& values);
   void note_op_times(PlannedStep& planned, std::uint64_t program_ticks);
   void make_plan(std::uint32_t sequence);
   void change_plan(PlannedStep& planned);
@@ -272,6 +287,9 @@ class Engine final : public memory::MemoryPressure {
   void limit_changes(bool on);
   int attempts_ = 0;  // above 0: a refusal is not final
   std::size_t last_region_ = 0;
+  std::unique_ptr<OffloadStore> offload_;     // nullptr: nowhere to go
+  bool offload_full_ = false;
+  std::vector<Value*> moving_;                // whose copies are being written or read
   bool planning_wanted_ = true;
   bool planning_ = false;  // the recorder is there for plans
   bool recording_to_file_ = false;

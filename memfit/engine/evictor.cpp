@@ -1,6 +1,7 @@
 // Which value to evict: cheapest to bring back for the bytes it frees, and not needed soon.
 // The search is bounded: when values are many a sample is scored, and one scoring serves several evictions.
 #include <algorithm>
+#include <cmath>
 
 #include "memfit/core/bytes.h"
 #include "memfit/engine/detail/ticks.h"
@@ -12,6 +13,7 @@
 namespace memfit::engine {
 namespace {
 constexpr std::uint64_t kMinEvictedBytes = 128;
+constexpr std::uint64_t kLeastOffloaded = 16 << 10;   // below it a file's latency is not worth it
 constexpr std::size_t kScoredAtOnce = 192;     // candidates scored for one queue
 constexpr std::size_t kQueue = 16;             // evictions one scoring serves at most
 constexpr std::size_t kMany = 2048;
@@ -24,12 +26,14 @@ constexpr std::uint64_t kLookAge = 64;         // ops for which such a closer lo
 constexpr double kTemporary = 0.3;
 // A value written in place so often is a sum in the making: it is needed again with each term.
 constexpr std::uint32_t kManyWrites = 6;
+constexpr double kNever = HUGE_VAL;            // score of what cannot go
 constexpr double kReplayOverheadNs = 2500;     // of one replayed op, beside its kernel
 }  // namespace
 
 bool Engine::evictable(const Value* value) const {
-  return value->resident && value->recipe != nullptr && !value->escaped && !value->outside && value->bytes >= kMinEvictedBytes &&
-         (value->bound || value->held);
+  if (!value->resident || value->escaped || value->outside || value->bytes < kMinEvictedBytes || !(value->bound || value->held)) return false;
+  if (value->recipe != nullptr) return true;
+  return value->bound && (value->spare || (offload_ && value->bytes >= kLeastOffloaded));
 }
 
 void Engine::update_candidate(Value* value) {
@@ -63,6 +67,11 @@ double Engine::score(Value* value, bool closely) {
   if (!value->bound) weight *= kTemporary;
   if (value->writes >= kManyWrites) weight *= value->writes;
   if (!closely && value->looked != 0 && clock_ - value->looked < kLookAge) return value->bring_cost * weight;
+  if (value->recipe == nullptr) {
+    if (!value->spare && offload_full_) return kNever;
+    value->prefers_outside = true;
+    return (value->spare && !offload_ ? 0 : outside_cost(value)) * weight;
+  }
   const std::size_t most = closely ? std::clamp<std::size_t>(value->bytes / 16, kFewestNodes, kNodes)
                                    : std::clamp<std::size_t>(value->bytes / 64, kFewestNodes, kRoughNodes);
   const std::uint64_t id = ++visit_;
@@ -81,7 +90,7 @@ double Engine::score(Value* value, bool closely) {
     cost += (static_cast<double>(recipe->cost_ns) + kReplayOverheadNs) * (shared ? 0.5 : 1.0);
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
       const Value* input = recipe->tensors[k].value;
-      if (input == nullptr || input->resident || input->packed || input->recipe == nullptr || input->recipe->visit == id) continue;
+      if (input == nullptr || input->resident || input->spare || input->recipe == nullptr || input->recipe->visit == id) continue;
       if (walk.size() == most) {
         beyond = std::max(beyond, static_cast<double>(input->bring_cost));
         continue;
@@ -91,6 +100,8 @@ double Engine::score(Value* value, bool closely) {
     }
   }
   cost += beyond;
+  value->prefers_outside = offload_ && !offload_full_ && value->bound && value->bytes >= kLeastOffloaded && outside_cost(value) < cost;
+  if (value->prefers_outside) cost = outside_cost(value);
   value->bring_cost = static_cast<float>(cost);
   if (closely) value->looked = clock_;
   return cost * weight;
@@ -133,7 +144,7 @@ void Engine::refill_queue() {
     Value* value = candidates_[index];
     if (value->locks != 0 || value->queued) continue;
     const double s = score(value, false);
-    if (queue_.size() == keep && s >= queue_.front().score) continue;
+    if (s == kNever || (queue_.size() == keep && s >= queue_.front().score)) continue;
     enqueue(value, s);
     if (queue_.size() > keep) {
       queue_.front().value->queued = false;
@@ -164,7 +175,7 @@ bool Engine::evict_one() {
   for (Value* value : candidates_) {
     if (value->locks != 0) continue;
     const double s = score(value, false);
-    if (best != nullptr && s >= best_score) continue;
+    if (s == kNever || (best != nullptr && s >= best_score)) continue;
     best = value;
     best_score = s;
   }

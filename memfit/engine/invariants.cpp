@@ -40,7 +40,7 @@ void check_bytes_of(const Value* value) {
     TORCH_INTERNAL_ASSERT(!value->resident || value->held, "a resident value that nothing holds");
     return;
   }
-  TORCH_INTERNAL_ASSERT(value->resident || value->recipe != nullptr || value->packed, "an evicted value that nobody can make again");
+  TORCH_INTERNAL_ASSERT(value->resident || value->recipe != nullptr || value->spare, "an evicted value that nobody can make again");
   const auto storage = value->binding.lock();
   TORCH_INTERNAL_ASSERT(storage, "a bound value's storage is gone");
   if (!value->resident) {
@@ -58,7 +58,7 @@ void check_recipe(const Recipe* recipe) {
     if (arg.use != TensorArg::Use::Read && arg.use != TensorArg::Use::InPlace) continue;
     const Value* input = arg.value;
     TORCH_INTERNAL_ASSERT(input != nullptr && arg.owner == recipe, "a live recipe has lost an input: ", recipe->rule->name);
-    TORCH_INTERNAL_ASSERT(input->resident || input->recipe != nullptr || input->packed, "an input of a live recipe is not available: ", recipe->rule->name);
+    TORCH_INTERNAL_ASSERT(input->resident || input->recipe != nullptr || input->spare, "an input of a live recipe is not available: ", recipe->rule->name);
     const TensorArg* listed = input->readers;
     while (listed != nullptr && listed != &arg) listed = listed->next;
     TORCH_INTERNAL_ASSERT(listed == &arg, "an input does not know its reader: ", recipe->rule->name);
@@ -115,7 +115,8 @@ void Engine::check_invariants() {
   for (const Value* v : values) {
     check_readers(v);
     check_bytes_of(v);
-    TORCH_INTERNAL_ASSERT(v->locks == 0 && v->references == 0, "a value is still in use: ", v->locks, " locks, ", v->references, " references");
+    const std::uint32_t leaving = v->spare && v->spare->leaving ? 1 : 0;
+    TORCH_INTERNAL_ASSERT(v->locks == leaving && v->references == 0, "a value is still in use: ", v->locks, " locks, ", v->references, " references");
     TORCH_INTERNAL_ASSERT(!v->in_pass && !v->pass_locked && v->pass_uses == 0, "a value is still in a replay");
     TORCH_INTERNAL_ASSERT(v->bound || v->readers != nullptr, "a value that nobody can want any more");
     TORCH_INTERNAL_ASSERT((v->candidate >= 0) == evictable(v), "a value is wrongly listed as evictable or is not listed");

@@ -2,6 +2,7 @@
 // Whatever a plan foresees and does not find is left to the online policy: a plan can cost time when it is wrong, never
 // a bit.
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 
 #include "memfit/engine/detail/pass.h"
@@ -21,6 +22,7 @@ constexpr std::uint32_t kMostChanges = 4;
 // The search takes about 0.3 s at effort 1; it may take this share of the time that the step takes.
 constexpr double kEffortPerSecond = 3.0;
 constexpr double kLeastEffort = 0.05;
+constexpr double kOffloadEffort = 0.2;  // there is much more to try
 // Left free for what no plan knows of: bookkeeping in tensors, small values.
 constexpr std::uint64_t kLeastSlack = 32 << 10;
 // Steps that are timed before a plan is made anew with their times.
@@ -44,6 +46,7 @@ void Engine::stop_planning() {
 
 void Engine::before_planned(const OpRule& rule, const torch::jit::Stack& stack) {
   if (want_plan_) start_planning();
+  if (planned_.current() == nullptr && !moving_.empty()) finish_moves();
   if (!planning_ || !recording()) return;
   // Recording is not free: where steps do not come again it ends.
   if (++unplanned_ops_ > kMostUnplannedOps) {
@@ -118,7 +121,9 @@ void Engine::carry_out(std::span<const Instruction> list) {
         Value* value = planned_.value(instruction.target);
         if (value == nullptr) continue;
         if (value->bound && !value->resident) restore(value);
-        if (!instruction.preserve) value->packed.reset();
+        if (!instruction.preserve) drop_spare(value);
+      } else {
+        move_planned(instruction);
       }
     }
   } catch (const OutOfBudget&) {
@@ -149,7 +154,34 @@ void Engine::drop_planned(Value* value, std::vector<Value*>& made) {
     let_go(value);
     return;
   }
-  if (value->locks == 0 && (evictable(value) || (value->resident && value->packed))) evict(value);
+  if (value->locks == 0 && (value->recipe != nullptr || value->spare) && evictable(value)) evict(value);
+}
+
+void Engine::move_planned(const Instruction& instruction) {
+  Value* value = planned_.value(instruction.target);
+  if (value == nullptr || !offload_) return;
+  switch (instruction.action) {
+    case Action::StartOffload:
+      if (value->resident && value->bound && value->block != nullptr && !value->escaped && value->locks == 0 &&
+          !start_leaving(value))
+        ++stats_.plan_misses;
+      break;
+    case Action::FinishOffload:
+      if (value->spare && value->spare->leaving && finish_leaving(value) && value->locks == 0 && evictable(value))
+        evict(value);
+      break;
+    case Action::StartFetch:
+      if (value->bound && !value->resident) start_arriving(value);
+      break;
+    case Action::FinishFetch:
+      if (value->bound && !value->resident) restore(value);
+      break;
+    case Action::DropCopy:
+      if (value->resident) drop_spare(value);
+      break;
+    default:
+      break;
+  }
 }
 
 void Engine::pack_planned(trace::ValueId id) {
@@ -160,51 +192,6 @@ void Engine::pack_planned(trace::ValueId id) {
   const trace::Value& planned = planned_.current()->step.values[id];
   if (pack(value, planned_.dtype(id), planned.packed_bytes.count())) evict(value);
   else ++stats_.plan_misses;
-}
-
-/// Makes the short form. False: the content has none that fits.
-bool Engine::pack(Value* value, caffe2::TypeMeta dtype, std::uint64_t capacity) {
-  if (value->packed) return true;  // still good: it goes with the first write
-  const std::size_t width = dtype.itemsize();
-  if (width == 0 || width > 8 || (width & (width - 1)) != 0) return false;
-  std::uint64_t likely = 0;
-  const bool integer = c10::isIntegralType(c10::typeMetaToScalarType(dtype), false);
-  const memory::PackForm form =
-      memory::guess_form(value->block->data(), value->bytes, static_cast<std::uint8_t>(width), integer, &likely);
-  if (form.kind == memory::PackForm::Kind::None) return false;
-  auto packed = std::make_unique<Packed>();
-  packed->form = form;
-  ++value->locks;
-  try {
-    packed->data = allocator_.allocate(std::max(capacity, std::min(likely, capacity + capacity / 8)));
-  } catch (...) {
-    --value->locks;
-    throw;
-  }
-  --value->locks;
-  if (!memory::pack(form, value->block->data(), value->bytes, packed->data.get(), capacity)) return false;
-  value->packed = std::move(packed);
-  ++stats_.packed;
-  return true;
-}
-
-/// Back to its bytes; the short form stays beside them.
-void Engine::unpack(Value* value) {
-  const bool old = memory::set_allocating_for_replay(true);
-  c10::DataPtr data;
-  try {
-    data = allocator_.allocate(value->bytes);
-  } catch (...) {
-    memory::set_allocating_for_replay(old);
-    throw;
-  }
-  memory::set_allocating_for_replay(old);
-  memory::unpack(value->packed->form, value->packed->data.get(), value->bytes, data.get());
-  if (value->bound) settle(value, std::move(data));
-  else hold(value, std::move(data));
-  TORCH_INTERNAL_ASSERT(value->resident, "memfit: a packed value did not come back");
-  if (verify_) check_bytes(value, nullptr);
-  if (planned_.current() == nullptr) value->packed.reset();  // nobody else would
 }
 
 struct Engine::Unlock {
@@ -269,7 +256,8 @@ void Engine::end_planned_step(const Recorder::StepEnd& end, std::uint32_t positi
     note_step_time(took);
     if (whole && end.whole) note_op_times(*followed, took - std::min(took, recorder_->overhead() - step_overhead_));
   }
-  planned_.end_step();
+  finish_moves();
+  planned_.leave();
   PlannedStep* planned = planned_.find(end.sequence);
   if (planned == nullptr) {
     if (end.whole && end.seen >= 2) make_plan(end.sequence);
@@ -278,9 +266,27 @@ void Engine::end_planned_step(const Recorder::StepEnd& end, std::uint32_t positi
   } else if (end.whole && needs_change(*planned, whole && planned == followed)) {
     change_plan(*planned);
   }
+  planned_.end_step(planned_.find(end.sequence));
+  leave_outside(planned_.carried());
   online_bytes_ = 0;
   step_began_ = detail::ticks();
   step_overhead_ = recorder_->overhead();
+}
+
+/// What the plan of the next step expects outside, and the step before has not left there.
+void Engine::leave_outside(const std::vector<Value*>& values) {
+  if (!offload_) return;
+  const auto may_go = [this](const Value* v) {
+    return v->resident && v->bound && v->block != nullptr && v->locks == 0 && evictable(v);
+  };
+  std::vector<Value*> going;
+  for (Value* v : values) {
+    if (may_go(v) && start_leaving(v) && v->spare->leaving) going.push_back(v);
+  }
+  for (Value* v : going) finish_leaving(v);
+  for (Value* v : values) {
+    if (may_go(v) && v->spare) evict(v);
+  }
 }
 
 /// One step's times may be anything; several make better ones, and those of a step that runs by plan are what counts.
@@ -302,10 +308,12 @@ void Engine::refine(PlannedStep& planned) {
   planned.step.seconds =
       trace::Seconds(static_cast<double>(detail::ticks_to_ns(planned.program_ticks[kTimedSteps / 2])) * 1e-9);
   planned.program_ticks.push_back(0);  // once
-  const plan::Simulation now = plan::simulate(planned.step, planned.plan);
+  const plan::Simulation now =
+      plan::simulate(planned.step, planned.plan, offload_ ? offload_->traffic() : plan::Traffic{});
   planned.plan.predicted_step = now.step;
   planned.plan.recompute = now.recompute;
   planned.plan.packing = now.packing;
+  planned.plan.exposed = now.exposed;
   const plan::Plan old = planned.plan;
   if (!search_plan(planned) || planned.plan.predicted_step >= old.predicted_step) {
     planned.plan = old;
@@ -318,7 +326,9 @@ bool Engine::needs_change(const PlannedStep& planned, bool followed) const {
   const std::uint64_t limit = allocator_.limit();
   if (planned.changes >= kMostChanges) return false;
   if (!planned.feasible) return planned.limit < limit;
-  return planned.limit > limit || (followed && online_bytes_ != 0);
+  // Its first step began with everything in memory.
+  const bool settled = planned.plan.starts_offloaded.empty() || planned.runs > 1;
+  return planned.limit > limit || (followed && settled && online_bytes_ != 0);
 }
 
 void Engine::make_plan(std::uint32_t sequence) {
@@ -353,9 +363,19 @@ bool Engine::search_plan(PlannedStep& planned) {
   plan::PlanOptions options;
   options.limit = Bytes(planned.limit - std::min(planned.slack, planned.limit));
   options.effort = std::clamp(planned.step.seconds.count() * kEffortPerSecond, kLeastEffort, 1.0);
-  auto plan = plan::find_plan(planned.step, options);
-  planned.feasible = plan.has_value();
-  if (plan) planned.plan = std::move(*plan);
+  if (offload_ && !offload_full_) {
+    options.offload = plan::OffloadTarget{offload_->limit(), offload_->traffic()};
+    options.effort = std::min(options.effort, kOffloadEffort);
+  }
+  planned.feasible = false;
+  try {
+    if (auto plan = plan::find_plan(planned.step, options)) {
+      planned.plan = std::move(*plan);
+      planned.feasible = true;
+    }
+  } catch (const std::logic_error& error) {  // the planner's own checks: no reason to end the program
+    std::fprintf(stderr, "memfit: no plan is made (%s). Please report this.\n", error.what());
+  }
   const std::uint64_t spent = detail::ticks() - t0;
   detail::thread_state.engine_ticks += spent;
   stats_.plan_ns += detail::ticks_to_ns(spent);

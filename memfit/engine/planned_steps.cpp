@@ -1,6 +1,7 @@
 #include "memfit/engine/planned_steps.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace memfit::engine {
 
@@ -14,7 +15,7 @@ bool PlannedSteps::matches(const PlannedStep& planned, std::uint32_t position, s
 
 bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optional<std::uint32_t> expected) {
   if (position == 0) {
-    end_step();
+    if (!past_.empty()) end_step();
     if (expected) current_ = find(*expected);
   }
   if (position < past_.size()) {  // another thread's op is in between
@@ -44,7 +45,7 @@ bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optio
       current_ = planned.get();
       logged_of_.assign(current_->step.values.size(), kNone);
       bool tied = true;
-      for (std::uint32_t i = 0; i < position && tied; ++i) tied = match_operands(i);
+      for (std::uint32_t i = 0; i < position && tied; ++i) tied = match_operands(current_->step, i);
       if (tied) break;
       current_ = nullptr;
     }
@@ -56,8 +57,7 @@ bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optio
 }
 
 /// Says which logged values play the parts of op `position`'s operands. False: they cannot.
-bool PlannedSteps::match_operands(std::uint32_t position) {
-  const trace::Step& step = current_->step;
+bool PlannedSteps::match_operands(const trace::Step& step, std::uint32_t position) {
   const trace::Op& op = step.ops[position];
   const Past& past = past_[position];
   if (op.hash == 0) return true;
@@ -84,6 +84,10 @@ void PlannedSteps::tie(Value* value, std::uint32_t logged) {
 }
 
 void PlannedSteps::forget(Value* value) noexcept {
+  if (value->carried) {
+    std::erase_if(carried_, [&](const auto& c) { return c.second == value; });
+    value->carried = false;
+  }
   if (value->logged == kNone) return;
   values_[value->logged] = nullptr;
   value->logged = kNone;
@@ -123,7 +127,7 @@ bool PlannedSteps::passed(const Recorder::Running& run) {
   if (current_ == nullptr) return false;
   const trace::Step& step = current_->step;
   const trace::Op& op = step.ops[run.position()];
-  bool same = match_operands(run.position());
+  bool same = match_operands(step, run.position());
   for (std::size_t k = 0; same && k < run.outputs().size(); ++k) {
     same = step.values[step.outputs(op)[k]].bytes.count() == run.outputs()[k].block->requested;
   }
@@ -131,10 +135,39 @@ bool PlannedSteps::passed(const Recorder::Running& run) {
   return same;
 }
 
-void PlannedSteps::end_step() {
-  for (Value* value : values_) {
-    if (value != nullptr) value->logged = kNone;
+/// Which values the sources of the next step will be: what their storages hold now.
+void PlannedSteps::carry_over(const PlannedStep& next, std::vector<std::pair<trace::ValueId, Value*>>& carried) {
+  const trace::Step& step = next.step;
+  if (next.plan.starts_offloaded.empty() || past_.size() != step.ops.size()) return;
+  logged_of_.assign(step.values.size(), kNone);
+  for (std::uint32_t i = 0; i < step.ops.size(); ++i) {
+    if (step.ops[i].hash != past_[i].hash || !match_operands(step, i)) return;
   }
+  std::unordered_map<std::uint32_t, trace::ValueId> last;  // by storage
+  for (trace::ValueId v = 0; v < step.values.size(); ++v) {
+    if (step.values[v].death == kNone) last[step.values[v].storage] = v;
+  }
+  for (const trace::ValueId id : next.plan.starts_offloaded) {
+    const auto at = last.find(step.values[id].storage);
+    if (at == last.end()) continue;
+    const std::uint32_t logged = logged_of_[at->second];
+    if (logged < values_.size() && values_[logged] != nullptr) carried.emplace_back(id, values_[logged]);
+  }
+}
+
+std::vector<Value*> PlannedSteps::carried() const {
+  std::vector<Value*> out;
+  for (const auto& [id, value] : carried_) out.push_back(value);
+  return out;
+}
+
+void PlannedSteps::end_step(const PlannedStep* next) {
+  for (const auto& carried : carried_) carried.second->carried = false;
+  std::vector<std::pair<trace::ValueId, Value*>> carried;
+  if (next != nullptr && next->feasible) carry_over(*next, carried);
+  carried_plan_ = next;
+  carried_ = std::move(carried);
+  for (const auto& kept : carried_) kept.second->carried = true;
   values_.clear();
   dtypes_.clear();
   past_.clear();

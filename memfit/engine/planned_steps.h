@@ -49,8 +49,10 @@ class PlannedSteps {
   bool passed(const Recorder::Running& run);
   /// The running step follows no plan (any more).
   void leave() { current_ = nullptr; }
-  /// The running step is over.
-  void end_step();
+  /// The running step is over. `next`: the plan that the next one will likely follow, if this step was one of its kind.
+  void end_step(const PlannedStep* next = nullptr);
+  /// Values that the next step's plan expects to be outside when it begins.
+  std::vector<Value*> carried() const;
 
   PlannedStep* current() const { return current_; }
   /// Position of the op that arrived last.
@@ -61,7 +63,12 @@ class PlannedSteps {
   /// The value that plays the part of `id` in the running step; nullptr when it has not come up yet or is gone.
   Value* value(trace::ValueId id) const {
     const std::uint32_t logged = id < logged_of_.size() ? logged_of_[id] : kNone;
-    return logged < values_.size() ? values_[logged] : nullptr;
+    if (logged < values_.size()) return values_[logged];
+    if (logged != kNone || carried_plan_ != current_) return nullptr;
+    for (const auto& [source, value] : carried_) {
+      if (source == id) return value;
+    }
+    return nullptr;
   }
   /// Of an output of an op that has run in the running step.
   caffe2::TypeMeta dtype(trace::ValueId id) const {
@@ -81,17 +88,20 @@ class PlannedSteps {
     std::uint32_t first = 0, inputs = 0, outputs = 0;  // in operands_
   };
   bool matches(const PlannedStep& planned, std::uint32_t position, std::uint64_t hash) const;
-  bool match_operands(std::uint32_t position);
+  bool match_operands(const trace::Step& step, std::uint32_t position);
+  void carry_over(const PlannedStep& next, std::vector<std::pair<trace::ValueId, Value*>>& carried);
   void tie(Value* value, std::uint32_t logged);
 
   std::vector<std::unique_ptr<PlannedStep>> plans_;
   PlannedStep* current_ = nullptr;
   std::uint32_t next_ = 0;
   std::uint64_t clock_ = 0;
-  std::vector<Past> past_;                // ops of the running step
-  std::vector<std::uint32_t> operands_;   // their operands as logged: inputs, then outputs
-  std::vector<Value*> values_;            // by logged number
-  std::vector<caffe2::TypeMeta> dtypes_;  // likewise
+  std::vector<Past> past_;                                  // ops of the running step
+  std::vector<std::uint32_t> operands_;                     // their operands as logged: inputs, then outputs
+  std::vector<Value*> values_;                              // by logged number
+  std::vector<caffe2::TypeMeta> dtypes_;                    // likewise
+  std::vector<std::pair<trace::ValueId, Value*>> carried_;  // sources that the step before has left outside
+  const PlannedStep* carried_plan_ = nullptr;
   std::vector<std::uint32_t> logged_of_;  // by value of the current plan's step
 };
 

@@ -157,7 +157,7 @@ void Engine::restore_frugally(const std::vector<Value*>& targets, std::size_t mo
 
 void Engine::bring(Value* value, Frugal& frugal) {
   if (value->resident) return;
-  if (value->packed) return unpack(value);
+  if (value->spare) return fetch(value);
   Recipe* recipe = value->recipe;
   TORCH_INTERNAL_ASSERT(recipe != nullptr, "memfit: a value of ", value->bytes, " bytes has neither bytes nor recipe (", value->bound ? "bound" : "ghost", ")");
   if (frugal.replays_left-- == 0) {
@@ -236,7 +236,7 @@ bool Engine::restore_at_once(const std::vector<Value*>& targets) {
     while (!walk.empty()) {
       Value* v = walk.back();
       walk.pop_back();
-      if (!v->resident && v->packed) unpack(v);
+      if (!v->resident && v->spare) fetch(v);
       if (v->resident) {
         v->pass_locked = true;
         ++v->locks;
@@ -302,7 +302,7 @@ bool Engine::shed(Pass& pass, std::size_t position, const std::vector<Value*>& t
     const Recipe* recipe = pass.order[i];
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
       Value* v = recipe->tensors[k].value;
-      if (v == nullptr || v->visit == id || !v->pass_locked || v->locks != 1 || !evictable(v)) continue;
+      if (v == nullptr || v->visit == id || !v->pass_locked || v->locks != 1 || v->recipe == nullptr || !evictable(v)) continue;
       v->visit = id;
       held += v->bytes;
       by_next_use.push_back(v);
@@ -471,7 +471,7 @@ void Engine::check_bytes(Value* value, Recipe* recipe) {
   if (!value->has_checksum) return;
   ++stats_.verified;
   if (detail::checksum(value->block->data(), value->bytes) == value->checksum) return;
-  const std::string who = recipe == nullptr ? "a packed tensor" : fmt::format("op {} (number {})", recipe->rule->name, recipe->sequence);
+  const std::string who = recipe == nullptr ? "a tensor that was kept elsewhere" : fmt::format("op {} (number {})", recipe->rule->name, recipe->sequence);
   const std::string text = fmt::format(
       "memfit --verify: {} gave other bytes when it came back: {} of result {}. The run stops here; please report it.",
       who, format_bytes(Bytes(value->bytes)), value->result);

@@ -3,7 +3,7 @@
 //   A storage holds one value at a time (the value is *bound*); a write gives it a new one. A value that no storage
 //   holds any more is a *ghost*: it has no bytes, but as long as something made from it may have to be made again its
 //   recipe is kept. A value without a recipe is a *source*: its bytes cannot be made again, so they stay.
-//   Invariant: every input of a live recipe is available: it has bytes, a packed form, or a recipe of its own.
+//   Invariant: every input of a live recipe is available: it has bytes, a spare copy, or a recipe of its own.
 // Lifetime: a value lives while it is bound, while a recipe reads it, or while it is locked; a recipe lives while one
 // of its results does. So bookkeeping goes with the values it is about.
 // Threads: everything here under the engine's lock.
@@ -19,6 +19,7 @@
 #include <memory>
 #include <vector>
 
+#include "memfit/engine/offload_store.h"
 #include "memfit/engine/op_rules.h"
 #include "memfit/memory/block.h"
 #include "memfit/memory/packing.h"
@@ -75,10 +76,13 @@ struct Recipe {
   std::uint64_t visit = 0;         // marks of the walks over recipes
 };
 
-/// The content of a value, kept short.
-struct Packed {
-  memory::PackForm form;
-  c10::DataPtr data;
+/// The content of a value, kept elsewhere or shorter than as its bytes.
+struct Spare {
+  memory::PackForm form;                        // of `packed`
+  c10::DataPtr packed;
+  c10::DataPtr arriving;                        // memory that `outside` is being read into
+  bool leaving = false;                         // `outside` is still being written; the value is locked meanwhile
+  std::shared_ptr<OffloadStore::Copy> outside;  // last: it goes first, and waits for what it is busy with
 };
 
 struct Value {
@@ -110,7 +114,9 @@ struct Value {
   bool resident = false;
   bool outside = false;                                // bytes are not in a block of ours
   bool escaped = false;                                // a raw pointer is out: never moved, never a recipe's input
-  std::unique_ptr<Packed> packed;                      // what is kept instead of its bytes, or beside them
+  std::unique_ptr<Spare> spare;                        // what is kept instead of its bytes, or beside them
+  bool prefers_outside = false;                        // moving it out costs less than making it again
+  bool carried = false;                                // known from the step before, see PlannedSteps
   std::uint64_t checksum = 0;                          // of the original bytes, with --verify
   bool has_checksum = false;
 };

@@ -79,6 +79,7 @@ Value* Engine::value_of(c10::StorageImpl* storage, bool create) {
     if (value == nullptr && create) {
       value = new_value(block->requested);
       bind(value, block, storage);
+      if (offload_) update_candidate(value);
     }
     return value;
   }
@@ -110,7 +111,7 @@ void Engine::unbind(Value* value) {
   value->block = nullptr;
   value->binding.reset();
   value->bound = value->resident = false;
-  value->packed.reset();
+  drop_spare(value);
   update_candidate(value);
 }
 
@@ -228,7 +229,7 @@ void Engine::cut_readers(Value* value) {
         r->recipe = nullptr;
         r->depth = 0;
         update_candidate(r);
-        if (!r->resident && !r->packed && r->readers != nullptr) {
+        if (!r->resident && !r->spare && r->readers != nullptr) {
           ++r->references;
           lost.push_back(r);
         } else if (!r->bound) {
@@ -262,7 +263,7 @@ Engine::Dependents Engine::dependents_of(Value* value, std::size_t most) {
       for (Value* r : recipe->results) {
         if (r == nullptr || r->visit == id) continue;
         r->visit = id;
-        if ((r->resident && !is_temporary(r)) || r->packed) {
+        if ((r->resident && !is_temporary(r)) || r->spare) {
           found.resident.push_back(r);
           continue;
         }
@@ -383,12 +384,13 @@ bool Engine::keep_dropped(Block* block) noexcept {
         c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(value->bytes),
         c10::DataPtr(block->data(), block->data(), &CpuAllocator::delete_block, c10::Device(c10::kCPU)), nullptr, false);
     if (last_copy) retained_.push_back(value);
+    update_candidate(value);
     return true;
   }
   block->value = nullptr;
   value->block = nullptr;
   value->resident = false;
-  value->packed.reset();
+  drop_spare(value);
   note_bring_cost(value);
   update_candidate(value);
   ++value->references;   // cut_readers would let go of it
@@ -407,8 +409,8 @@ void Engine::dropped_while_evicted(Value* value) noexcept {
   value->binding.reset();
   if (value->stand_in != nullptr) device::AddressReservation::instance().release(value->stand_in);
   value->stand_in = nullptr;
-  if (value->packed && (value->recipe != nullptr || !worth_keeping(value))) {
-    value->packed.reset();
+  if (value->spare && (value->recipe != nullptr || !worth_keeping(value))) {
+    drop_spare(value);
     ++value->references;   // cut_readers would let go of it
     if (value->recipe == nullptr && value->readers != nullptr) cut_readers(value);
     --value->references;
@@ -523,7 +525,7 @@ void Engine::raw_access(c10::StorageImpl* storage) {
   }
   --value->locks;
   value->escaped = true;
-  value->packed.reset();
+  drop_spare(value);
   make_source(value);
   update_candidate(value);
   ++stats_.raw_accesses;
@@ -578,6 +580,11 @@ void Engine::evict(Value* value) {
   if (!storage) return;
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   if (value->block == nullptr || data.get_context() != value->block->data()) return;
+  if (!value->spare && offload_ && value->prefers_outside && start_leaving(value)) finish_leaving(value);
+  if (value->recipe == nullptr && !value->spare) {
+    offload_full_ = true;
+    return;
+  }
   if (verify_ && !value->has_checksum) {
     value->checksum = detail::checksum(value->block->data(), value->bytes);
     value->has_checksum = true;

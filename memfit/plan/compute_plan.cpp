@@ -106,11 +106,17 @@ std::optional<Plan> try_plan(const Step& step, const detail::Problem& problem, c
   return std::nullopt;
 }
 
+detail::Problem problem_of(const Step& step, const PlanOptions& options) {
+  detail::Problem problem = detail::make_problem(step);
+  if (options.offload) problem.offload_cost = 2 * options.offload->traffic.busy_seconds_per_byte;
+  return problem;
+}
+
 }  // namespace
 
 Floor compute_floor(const Step& step, const PlanOptions& options) {
   Floor floor = forced_floor(step, options);
-  const detail::Problem problem = detail::make_problem(step);
+  const detail::Problem problem = problem_of(step, options);
   PlanOptions trial = options;
   trial.effort = std::min(options.effort, 0.3);
   std::uint64_t low = floor.bound.count(), high = trace::peak_bytes(step).count();
@@ -127,7 +133,7 @@ Floor compute_floor(const Step& step, const PlanOptions& options) {
 
 std::optional<Plan> find_plan(const Step& step, const PlanOptions& options) {
   if (options.limit < forced_floor(step, options).bound) return std::nullopt;
-  return try_plan(step, detail::make_problem(step), options);
+  return try_plan(step, problem_of(step, options), options);
 }
 
 Plan compute_plan(const Step& step, const PlanOptions& options) {

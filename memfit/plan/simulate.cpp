@@ -195,6 +195,12 @@ class Simulator {
     clock_ = done_[v];
   }
 
+  void spend_copying(double bytes) {
+    const double seconds = traffic_.busy_seconds_per_byte * bytes;
+    clock_ += seconds;
+    out_.exposed += Seconds(seconds);
+  }
+
   bool traffic(Action action, ValueId v, OpId at) {
     const double bytes = static_cast<double>(size(v));
     std::uint8_t& s = state_[v];
@@ -208,6 +214,7 @@ class Simulator {
       outside_ += size(v);
       out_.outside_peak = std::max(out_.outside_peak, Bytes(outside_));
       out_.offload_write += Bytes(size(v));
+      spend_copying(bytes);
     } else if (action == Action::FinishOffload) {
       if (!(s & kWriting)) return fail(at, fmt::format("value {} is not being written out", v));
       wait_for(v);
@@ -220,6 +227,7 @@ class Simulator {
       see(size(v), at);
       live_ += size(v);
       out_.offload_read += Bytes(size(v));
+      spend_copying(bytes);
     } else if (action == Action::FinishFetch) {
       if (!(s & kFetching)) return fail(at, fmt::format("value {} is not being fetched", v));
       wait_for(v);

@@ -16,6 +16,7 @@ struct Traffic {
   double write_bytes_per_second = 0;
   double read_bytes_per_second = 0;
   trace::Seconds latency{0};  // of each copy
+  double busy_seconds_per_byte = 0;  // that ops take longer for each byte copied: the copies use the same cores and memory
 };
 
 struct Simulation {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -26,6 +27,13 @@ constexpr std::size_t kBlock = 4u << 20, kBlocks = 16;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Of this thread on a core.
+double own_seconds() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 /// An open file that has no name any more: it goes when it is closed, even by a crash.
@@ -62,6 +70,7 @@ OffloadPlace probe_offload_place(const std::string& folder) {
   std::vector<char> block(kBlock);
   for (std::size_t i = 0; i < kBlock; ++i) block[i] = static_cast<char>(i * 2654435761u >> 13);
   auto start = std::chrono::steady_clock::now();
+  const double busy = own_seconds();
   for (std::size_t i = 0; i < kBlocks; ++i)
     if (::pwrite(file.fd(), block.data(), kBlock, static_cast<off_t>(i * kBlock)) != static_cast<ssize_t>(kBlock))
       refuse(folder, fmt::format("cannot be written ({})", std::strerror(errno)));
@@ -74,6 +83,7 @@ OffloadPlace probe_offload_place(const std::string& folder) {
   start = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < kBlocks; ++i)
     if (::pread(file.fd(), block.data(), kBlock, static_cast<off_t>(i * kBlock)) != static_cast<ssize_t>(kBlock)) refuse(folder, "cannot be read back");
+  place.traffic.busy_seconds_per_byte = (own_seconds() - busy) / static_cast<double>(2 * kBlock * kBlocks);
   place.traffic.read_bytes_per_second = static_cast<double>(kBlock * kBlocks) / seconds_since(start);
   return place;
 }

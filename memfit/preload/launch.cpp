@@ -109,6 +109,8 @@ std::vector<std::string> program_environment(const LaunchOptions& options, const
   ours[kVerify] = flag(options.verify);
   ours[kQuiet] = flag(options.quiet);
   ours[kNoPlan] = flag(!options.plan);
+  ours[kOffload] = options.offload;
+  ours[kOffloadLimit] = size(options.offload_limit);
   ours[kRecord] = options.record;
   if (options.record) ours[kForce] = flag(options.replace_record);
   ours[kReport] = std::nullopt;    // reports are ours to write

@@ -23,6 +23,8 @@ struct LaunchOptions {
   bool verify = false;
   bool quiet = false;
   bool plan = true;
+  std::optional<std::string> offload;  // folder, an absolute path
+  std::optional<Bytes> offload_limit;
   std::optional<std::string> record;  // file for the recorded step, an absolute path
   bool replace_record = false;
 };

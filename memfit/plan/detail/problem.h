@@ -39,7 +39,7 @@ struct Problem {
   Lists uses;                                 // per value: ops, and n for a survivor that is needed
   std::vector<std::int64_t> base, added;      // per stage: held at its start; what op t adds while it runs
   std::vector<double> start;                  // per stage: when op t starts if nothing is done (size n+1)
-  double offload_cost = 0;                    // seconds a byte; not real, only so that traffic without need is avoided
+  double offload_cost = 0;                    // seconds a byte out and back, that ops take longer
   std::vector<Gap> gaps;                      // of movable values, with at least one stage strictly inside or no use afterwards
 };
 

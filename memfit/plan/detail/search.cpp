@@ -42,8 +42,17 @@ std::vector<Absence> Search::inside(std::int32_t gap) const {
 
 bool Search::touched(std::int32_t gap) const {
   const Gap& g = p_.gaps[gap];
+  if (holds_stay(gap)) return false;
   for (const Absence& x : s_.absences(g.value))
     if (x.a >= g.a && x.b <= g.b) return true;
+  return false;
+}
+
+/// One half of a stay outside over the end of the step: without the other half it may not go.
+bool Search::holds_stay(std::int32_t gap) const {
+  const Gap& g = p_.gaps[gap];
+  for (const Absence& x : s_.absences(g.value))
+    if (x.mode == Mode::Offload && (x.a < 0 || x.b > p_.n) && x.a >= g.a && x.b <= g.b) return true;
   return false;
 }
 
@@ -69,6 +78,7 @@ std::vector<std::vector<Absence>> Search::variants(std::int32_t gap) const {
   const Gap& g = p_.gaps[gap];
   const std::int32_t v = g.value;
   std::vector<std::vector<Absence>> out;
+  if (holds_stay(gap)) return out;
   const std::vector<Absence> now = inside(gap);
   auto offer = [&](std::vector<Absence> list) {
     if (list != now && std::find(out.begin(), out.end(), list) == out.end()) out.push_back(std::move(list));

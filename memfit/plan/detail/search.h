@@ -70,6 +70,7 @@ class Search {
   std::vector<Absence> compose(std::int32_t gap, const std::vector<Absence>& list) const;
   std::vector<Absence> inside(std::int32_t gap) const;
   bool touched(std::int32_t gap) const;  // whether the value is away anywhere inside it
+  bool holds_stay(std::int32_t gap) const;
   bool probe(Move& move);
   bool apply(const Move& move) { return s_.assign(p_.gaps[move.gap].value, compose(move.gap, move.list)); }
   void shortlist(const Weighting& weighting, std::vector<std::int32_t>& gaps);
