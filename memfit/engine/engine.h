@@ -70,6 +70,8 @@ class Engine final : public memory::MemoryPressure {
   /// Tensors may be moved to files in `folder`, at most `limit` bytes (0: what is free there). Before the first limit.
   /// Throws: UsageError when the folder cannot serve.
   void set_offload(const std::string& folder, Bytes limit);
+  /// Nothing more goes there. What is there comes back when it is used.
+  void close_offload();
   /// Steps that come again run by plan. Default: yes. Takes effect with the next limit.
   void set_planning(bool on) { planning_wanted_ = on; }
   bool started() const { return started_; }
@@ -288,7 +290,8 @@ class Engine final : public memory::MemoryPressure {
   int attempts_ = 0;  // above 0: a refusal is not final
   std::size_t last_region_ = 0;
   std::unique_ptr<OffloadStore> offload_;     // nullptr: nowhere to go
-  bool offload_full_ = false;
+  std::vector<std::unique_ptr<OffloadStore>> offload_stores_;   // earlier ones
+  bool offload_full_ = false;                 // nothing more goes there
   std::vector<Value*> moving_;                // whose copies are being written or read
   bool planning_wanted_ = true;
   bool planning_ = false;  // the recorder is there for plans

@@ -13,7 +13,7 @@ constexpr std::uint64_t kLargestWaste = 8;  // a eighth
 }  // namespace
 
 OffloadStore::Copy::~Copy() {
-  store_.wait(*this);
+  wait(*this);
   store_.free_place(at_, place_);
 }
 
@@ -57,16 +57,17 @@ std::shared_ptr<OffloadStore::Copy> OffloadStore::start_write(const void* data, 
 
 void OffloadStore::start_read(const std::shared_ptr<Copy>& copy, void* to) {
   wait(*copy);
+  OffloadStore& store = copy->store_;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(store.mutex_);
     copy->busy_ = true;
   }
-  reader_.run([this, from = copy.get(), to] {
-    int error = file_.read(to, from->bytes_, from->at_);
+  store.reader_.run([&store, from = copy.get(), to] {
+    int error = store.file_.read(to, from->bytes_, from->at_);
     if (error == 0 && detail::checksum(to, from->bytes_) != from->checksum_) error = kChanged;
-    finish(*from, error);
+    store.finish(*from, error);
   });
-  read_ += copy->bytes_;
+  store.read_ += copy->bytes_;
 }
 
 void OffloadStore::finish(Copy& copy, int error) {
@@ -77,8 +78,8 @@ void OffloadStore::finish(Copy& copy, int error) {
 }
 
 bool OffloadStore::wait(const Copy& copy, int* error) {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return !copy.busy_; });
+  std::unique_lock lock(copy.store_.mutex_);
+  copy.store_.done_.wait(lock, [&] { return !copy.busy_; });
   if (error != nullptr) *error = copy.error_;
   return copy.error_ == 0;
 }

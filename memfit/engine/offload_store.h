@@ -50,9 +50,9 @@ class OffloadStore {
   /// Returns: nullptr when there is no room below the limit.
   std::shared_ptr<Copy> start_write(const void* data, std::uint64_t bytes);
   /// Begin to copy back. `to` must stay until wait().
-  void start_read(const std::shared_ptr<Copy>& copy, void* to);
+  static void start_read(const std::shared_ptr<Copy>& copy, void* to);
   /// Until what was begun is done. False: it failed, see `error`.
-  bool wait(const Copy& copy, int* error = nullptr);
+  static bool wait(const Copy& copy, int* error = nullptr);
 
   const plan::Traffic& traffic() const { return traffic_; }
   Bytes limit() const { return limit_; }

@@ -15,6 +15,7 @@ bool PlannedSteps::matches(const PlannedStep& planned, std::uint32_t position, s
 
 bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optional<std::uint32_t> expected) {
   if (position == 0) {
+    lost_ = false;
     if (!past_.empty()) end_step();
     if (expected) current_ = find(*expected);
   }
@@ -23,7 +24,6 @@ bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optio
     return false;
   }
   past_.resize(position);  // what came without an op has no operands of its own here, and hash 0
-  const bool was_following = current_ != nullptr;
   if (current_ != nullptr && current_->feasible) {
     const auto& ops = current_->step.ops;
     bool same = true;
@@ -39,7 +39,7 @@ bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optio
     }
   }
   current_ = nullptr;
-  if (position == 0 || was_following) {
+  if (!lost_) {
     for (const auto& planned : plans_) {
       if (!matches(*planned, position, hash)) continue;
       current_ = planned.get();
@@ -51,7 +51,8 @@ bool PlannedSteps::arrive(std::uint32_t position, std::uint64_t hash, std::optio
     }
   }
   past_.push_back({hash, static_cast<std::uint32_t>(operands_.size()), 0, 0});
-  if (current_ == nullptr) return false;
+  lost_ = current_ == nullptr;
+  if (lost_) return false;
   next_ = position;
   return true;
 }

@@ -95,6 +95,7 @@ class PlannedSteps {
   std::vector<std::unique_ptr<PlannedStep>> plans_;
   PlannedStep* current_ = nullptr;
   std::uint32_t next_ = 0;
+  bool lost_ = false;                       // no plan began like the running step
   std::uint64_t clock_ = 0;
   std::vector<Past> past_;                                  // ops of the running step
   std::vector<std::uint32_t> operands_;                     // their operands as logged: inputs, then outputs

@@ -757,6 +757,7 @@ bool Recorder::trains(std::uint32_t begin, std::uint32_t end) const {
 // The detector has just learned where steps end, after two of them and more: the log still has them.
 void Recorder::look_back() {
   trace::SequenceDetector again = detector_;
+  again.leave_step();   // the log may begin in mid-step
   std::uint32_t begin = StepLog::kNone, end = 0, seen = 0;
   std::optional<std::uint32_t> sequence;
   std::uint64_t steps = 0;

@@ -18,6 +18,12 @@ struct SessionOptions {
   Bytes tensor_memory{};
   /// Check recomputed bytes against checksums of the originals. Default off; costs a pass over each evicted tensor.
   bool verify = false;
+  /// Steps that come again run by plan. Default: yes. Off only to compare: decide eviction by eviction.
+  bool plan = true;
+  /// Folder on a disk that tensors may be moved to. Default: none. The files have no name and go with the process.
+  std::string offload{};
+  /// Use at most this much of it. Default: what is free there.
+  Bytes offload_limit{};
   /// Place in PyTorch's dispatcher: "fake", "generic_mode", or "" to choose. For testing.
   std::string door{};
 };
@@ -25,11 +31,13 @@ struct SessionOptions {
 struct SessionStats {
   Bytes limit, live, cached, peak, unlimited_peak;
   std::uint64_t ops = 0, evictions = 0, recomputed_ops = 0;
+  std::uint64_t planned_steps = 0, replanned = 0, packed = 0;  // steps run by plan, plans made anew, tensors kept in a short form
+  Bytes offload_written, offload_read;
   double recompute_seconds = 0, search_seconds = 0;
 };
 
 /// Installs on construction, lifts the limit on destruction. One at a time; a second one changes the limit until it ends.
-/// Throws: UsageError when `door` is unknown or taken.
+/// Throws: UsageError when `door` is unknown or taken, or `offload` cannot serve.
 class Session {
  public:
   explicit Session(const SessionOptions& options);

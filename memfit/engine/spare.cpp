@@ -22,7 +22,18 @@ c10::DataPtr own_memory(memory::CpuAllocator& allocator, std::uint64_t bytes) {
 }  // namespace
 
 void Engine::set_offload(const std::string& folder, Bytes limit) {
-  offload_ = std::make_unique<OffloadStore>(folder, limit);
+  auto store = std::make_unique<OffloadStore>(folder, limit);
+  const Turn turn(*this);
+  finish_moves();
+  if (offload_) offload_stores_.push_back(std::move(offload_));   // copies in it may still be wanted
+  offload_ = std::move(store);
+  offload_full_ = false;
+}
+
+void Engine::close_offload() {
+  const Turn turn(*this);
+  finish_moves();
+  offload_full_ = true;
 }
 
 /// Makes the short form. False: the content has none that fits.
@@ -79,7 +90,7 @@ bool Engine::finish_leaving(Value* value) {
   moving_.erase(std::find(moving_.begin(), moving_.end(), value));
   value->spare->leaving = false;
   --value->locks;
-  const bool written = offload_->wait(*value->spare->outside);
+  const bool written = OffloadStore::wait(*value->spare->outside);
   if (!written) {
     offload_full_ = true;
     value->spare.reset();
@@ -92,7 +103,7 @@ bool Engine::finish_leaving(Value* value) {
 void Engine::start_arriving(Value* value) {
   if (!value->spare || !value->spare->outside || value->spare->arriving) return;
   value->spare->arriving = own_memory(allocator_, value->bytes);
-  offload_->start_read(value->spare->outside, value->spare->arriving.get());
+  OffloadStore::start_read(value->spare->outside, value->spare->arriving.get());
   moving_.push_back(value);
   stats_.offload_read_bytes += value->bytes;
 }
@@ -100,7 +111,7 @@ void Engine::start_arriving(Value* value) {
 void Engine::finish_arriving(Value* value) {
   moving_.erase(std::find(moving_.begin(), moving_.end(), value));
   int error = 0;
-  const bool read = offload_->wait(*value->spare->outside, &error);
+  const bool read = OffloadStore::wait(*value->spare->outside, &error);
   c10::DataPtr data = std::move(value->spare->arriving);
   value->spare->arriving = c10::DataPtr();
   if (!read) {

@@ -9,6 +9,7 @@ namespace {
 constexpr std::uint64_t kBase = 0x9e3779b97f4a7c15ull;
 constexpr std::uint32_t kFew = 4;  // ops that make a candidate
 constexpr std::uint32_t kLongestSignature = 64;
+constexpr std::uint32_t kMostJoinOps = 256;
 constexpr std::uint64_t kKindEvery = 2;  // comparison by name only needs this many equal windows more
 // A program that keeps its last step (its graph, in cycles) until the next one breathes little: a fifth was seen. What
 // is a third of the run so far is hardly a loop inside a step.
@@ -191,7 +192,7 @@ SequenceDetector::Verdict SequenceDetector::finish_step() {
     Sequence fresh;
     fresh.id = next_id_++;
     fresh.prefix = running_;
-    fresh.join = fresh.prefix.size() > kJoinOps ? fresh.prefix[kJoinOps - 1] : 0;
+    find_join(fresh);
     sequences_.push_back(std::move(fresh));
     same = sequences_.end() - 1;
   }
@@ -232,20 +233,32 @@ void SequenceDetector::follow(Verdict& verdict) {
   }
   // Off the known tracks: is this the beginning of a known step, kJoinOps ops ago?
   following_.reset();
-  if (at < kJoinOps) return;
-  const std::uint64_t sum = running_[at] - running_[at - kJoinOps] * power(kJoinOps);
-  for (const Sequence& s : sequences_)
-    if (s.join == sum && s.prefix.size() > kJoinOps) {
-      // What ran before belongs to no step: drop it, so that this one is a whole step when it ends.
-      std::vector<std::uint64_t> rest(s.prefix.begin(), s.prefix.begin() + kJoinOps);
-      running_ = std::move(rest);
-      begun_at_boundary_ = true;
-      following_ = s.id;
-      position_ = kJoinOps;
-      verdict.following = following_;
-      verdict.position = kJoinOps - 1;
-      return;
-    }
+  for (const Sequence& s : sequences_) {
+    if (s.join_ops == 0 || at < s.join_ops) continue;
+    if (running_[at] - running_[at - s.join_ops] * power(s.join_ops) != s.join) continue;
+    // What ran before belongs to no step: drop it, so that this one is a whole step when it ends.
+    std::vector<std::uint64_t> rest(s.prefix.begin(), s.prefix.begin() + s.join_ops);
+    running_ = std::move(rest);
+    begun_at_boundary_ = true;
+    following_ = s.id;
+    position_ = s.join_ops;
+    verdict.following = following_;
+    verdict.position = s.join_ops - 1;
+    return;
+  }
+}
+
+void SequenceDetector::find_join(Sequence& sequence) {
+  const auto& prefix = sequence.prefix;
+  for (std::uint32_t ops = kJoinOps; ops < prefix.size() && ops <= kMostJoinOps; ops *= 2) {
+    const std::uint64_t join = prefix[ops - 1];
+    bool again = false;
+    for (std::size_t i = ops; i < prefix.size() && !again; ++i) again = prefix[i] - prefix[i - ops] * power(ops) == join;
+    if (again) continue;
+    sequence.join = join;
+    sequence.join_ops = ops;
+    return;
+  }
 }
 
 std::size_t SequenceDetector::longest_remembered() const {
@@ -259,6 +272,13 @@ std::optional<std::uint32_t> SequenceDetector::expected() const { return latest_
 std::uint32_t SequenceDetector::length(std::uint32_t sequence) const {
   const Sequence* s = find(sequence);
   return s ? static_cast<std::uint32_t>(s->prefix.size()) : 0;
+}
+
+void SequenceDetector::leave_step() {
+  begun_at_boundary_ = false;
+  running_.clear();
+  following_.reset();
+  position_ = 0;
 }
 
 void SequenceDetector::forget_everything() {

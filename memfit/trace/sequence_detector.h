@@ -65,6 +65,8 @@ class SequenceDetector {
   std::uint32_t length(std::uint32_t sequence) const;
   bool learned() const { return explicit_ || signature_.has_value(); }
   void forget_everything();
+  /// What is fed next begins in the middle of something.
+  void leave_step();
 
  private:
   struct Past {
@@ -78,7 +80,8 @@ class SequenceDetector {
     std::uint32_t seen = 0;
     std::uint64_t last_seen = 0;
     std::vector<std::uint64_t> prefix;  // prefix[i]: rolling sum of the first i+1 ops
-    std::uint64_t join = 0;             // sum of its first kJoinOps
+    std::uint64_t join = 0;             // sum of its first join_ops
+    std::uint32_t join_ops = 0;         // so many that they come nowhere else in it; 0: there is no such number
   };
 
   void learn();
@@ -88,6 +91,7 @@ class SequenceDetector {
   Verdict finish_step();
   void follow(Verdict& verdict);
   const Sequence* find(std::uint32_t id) const;
+  void find_join(Sequence& sequence);
   const Sequence* matching(std::size_t position, std::uint64_t sum) const;
   const Past& past(std::uint64_t index) const { return history_[index - first_]; }
   std::uint64_t window_sum(std::uint64_t begin, std::uint64_t end, bool by_kind) const;  // of ops begin .. end-1
