@@ -2,7 +2,7 @@
 """What a training step costs, side by side: plain PyTorch, its own ways of saving memory, and memfit under several limits.
 
 One process per mode; all stay alive and step in turn, one running at a time, so that what the machine does meanwhile hits all alike. Usage:
-  drive.py MODEL [--steps 9] [--warm-ups 2] [--limits 0.7,0.5,94MiB] [--compile] [--seconds 200] [--out FILE]
+  drive.py MODEL [--steps 9] [--warm-ups 10] [--limits 0.7,0.5,94MiB] [--compile] [--seconds 200] [--out FILE]
 MODEL: gpt, resnet, lstm, unet, tree. A limit below 1 is a fraction of eager's peak, which memfit measures without a limit.
 Prints one line per mode and writes every sample to bench/results/step_cost_MODEL.json; table.py makes tables of those files.
 """
@@ -37,8 +37,8 @@ class Ended(Exception):
 class Mode:
     """One way of running the model, and its process."""
 
-    def __init__(self, name, way, limit=None, memfit=None):
-        self.name, self.way, self.limit, self.memfit = name, way, limit, memfit
+    def __init__(self, name, way, limit=None, memfit=None, plan=True):
+        self.name, self.way, self.limit, self.memfit, self.plan = name, way, limit, memfit, plan
         self.samples, self.status, self.report, self.error = [], None, None, None
 
     def command(self, model):
@@ -46,6 +46,7 @@ class Mode:
         if not self.memfit:
             return worker
         limit = ["--tensor-memory", f"{self.limit}B"] if self.limit else []
+        limit += [] if self.plan else ["--no-plan"]
         return [self.memfit, "run", *limit, "--report", self.stem + ".json", "--", *worker]
 
     def start(self, model, folder):
@@ -112,7 +113,8 @@ class Mode:
                 row["ratio"] = row["median_ms"] / statistics.median(b["ms"] for _, b in pairs)
         if self.report:
             keys = ("peak_bytes", "peak_rss_bytes", "unlimited_peak_bytes", "ops", "evictions", "recomputed_ops",
-                    "recompute_seconds", "engine_seconds", "search_seconds", "planned_steps", "least_limit_bytes", "message")
+                    "recompute_seconds", "engine_seconds", "search_seconds", "planned_steps", "replanned", "predicted_peak_bytes", "predicted_step_seconds", "step_seconds",
+                    "least_limit_bytes", "message")
             row.update({key: self.report.get(key) for key in keys})
             stepped = sum(sample["ms"] for sample in self.samples) / 1e3
             if stepped:  # the report is of the whole run, so its shares are of all steps, warm-ups included
@@ -156,6 +158,7 @@ def modes_of(args, peak):
     modes.append(Mode("memfit, no limit", "eager", memfit=args.memfit))
     modes.append(Mode("memfit, limit not binding", "eager", limit=4 * peak, memfit=args.memfit))
     for text in args.limits.split(","):
+        modes.append(Mode(f"memfit {text}, online", "eager", limit=limit_of(text, peak), memfit=args.memfit, plan=False))
         modes.append(Mode(f"memfit {text}", "eager", limit=limit_of(text, peak), memfit=args.memfit))
     return modes
 
@@ -213,7 +216,7 @@ def arguments():
     parser.add_argument("model", choices=models.NAMES)
     parser.add_argument("--steps", type=int, default=9, help="timed steps of each mode")
     parser.add_argument("--least-steps", type=int, default=5, help="timed steps even when the seconds are over")
-    parser.add_argument("--warm-ups", type=int, default=2)
+    parser.add_argument("--warm-ups", type=int, default=10, help="a plan is made after two steps, and made anew with measured times after five more")
     parser.add_argument("--seconds", type=float, default=200, help="start no further round after so long")
     parser.add_argument("--limits", help="comma-separated: fractions of eager's peak, or sizes like 94MiB")
     parser.add_argument("--compile", action="store_true", help="torch.compile too; slow to start")

@@ -238,6 +238,7 @@ Recorder& Engine::start_recording() {
   std::lock_guard lock(lock_);
   if (recorder_ == nullptr) recorder_ = std::make_unique<Recorder>(allocator_);
   recording_to_file_ = true;
+  recorder_->keep_other_batch();
   return *recorder_;
 }
 

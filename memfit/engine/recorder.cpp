@@ -149,10 +149,8 @@ std::optional<Recorder::Recording> Recorder::recording() const {
   Recording out;
   out.steps = steps_;
   if (whole_.end != 0) {
-    const bool ended = whole_.end_ticks != 0;  // otherwise nothing came after it: it ends with its last op
-    const StepLog::Op& last = whole_.log.ops[whole_.end - 1];
-    out.step = whole_.log.cut(whole_.begin, whole_.end, ended ? whole_.end_ticks : last.began + last.ticks,
-                              ended ? whole_.end_recorder : last.recorder);
+    out.step = cut_whole();
+    out.other = other_;
     return out;
   }
   const std::vector<std::uint32_t> ends = log_.update_ends();
@@ -810,8 +808,10 @@ void Recorder::end_step(const trace::SequenceDetector::Verdict& verdict) {
     if (whole_.seen < 2) forget();
   } else if (begin != StepLog::kNone) {
     ++steps_;
+    const bool other = keep_other_ && other_batch(begin);
     // A step of a kind that comes again rather than one with an evaluation or a last, smaller batch in it.
     if (whole_.end == 0 || verdict.seen >= 2 || whole_.seen < 2) {
+      if (other) other_ = cut_whole();
       std::swap(whole_.log, log_);
       whole_.epoch = epoch_;
       whole_.begin = begin;
@@ -819,11 +819,32 @@ void Recorder::end_step(const trace::SequenceDetector::Verdict& verdict) {
       whole_.end_ticks = 0;
       whole_.seen = verdict.seen;
       if (step_end_) step_end_->whole = true;
+    } else if (other) {
+      const StepLog::Op& last = log_.ops[log_.size() - 1];
+      other_ = log_.cut(begin, log_.size(), last.began + last.ticks, last.recorder);
     }
     sure_ = steps_ >= kSure;
   }
   start_log();
   at_boundary_ = detector_.learned();
+}
+
+trace::Step Recorder::cut_whole() const {
+  const bool ended = whole_.end_ticks != 0;   // otherwise nothing came after it: it ends with its last op
+  const StepLog::Op& last = whole_.log.ops[whole_.end - 1];
+  return whole_.log.cut(whole_.begin, whole_.end, ended ? whole_.end_ticks : last.began + last.ticks, ended ? whole_.end_recorder : last.recorder);
+}
+
+/// Whether the ops from `begin` on are those of the latest whole step, on tensors of other sizes.
+bool Recorder::other_batch(std::uint32_t begin) const {
+  if (whole_.end == 0 || log_.size() - begin != whole_.end - whole_.begin) return false;
+  bool same = true;
+  for (std::uint32_t i = begin; i < log_.size(); ++i) {
+    const StepLog::Op &now = log_.ops[i], &then = whole_.log.ops[whole_.begin + i - begin];
+    if (now.kind != then.kind) return false;
+    same = same && now.hash == then.hash;
+  }
+  return !same;
 }
 
 void Recorder::start_log() {

@@ -47,6 +47,7 @@ class Recorder final : public memory::BlockObserver {
       WholeRun,  // there were no two rounds either: everything from the first op to now
     };
     trace::Step step;
+    std::optional<trace::Step> other;   // a step of the same ops on tensors of other sizes: another batch
     Kind kind = Kind::Step;
     std::uint64_t steps = 0;  // of this kind so far
   };
@@ -57,6 +58,8 @@ class Recorder final : public memory::BlockObserver {
   Recorder& operator=(const Recorder&) = delete;
 
   bool on() const { return on_; }
+  /// Keep a step of another batch size beside the latest, if there is one: for a file. Costs a copy of it at each change of sizes.
+  void keep_other_batch() { keep_other_ = true; }
   /// Nothing more is recorded; what there is stays. Not to be undone.
   void stop() noexcept;
   /// Called once, after the third whole step, without a lock: the recording will hardly get better.
@@ -202,6 +205,8 @@ class Recorder final : public memory::BlockObserver {
   void feed(std::uint32_t op);
   void look_back();
   void end_step(const trace::SequenceDetector::Verdict& verdict);
+  bool other_batch(std::uint32_t begin) const;
+  trace::Step cut_whole() const;
   void start_log();
   trace::SequenceDetector::Observation observation(const detail::StepLog::Op& op) const;
   void forget();
@@ -230,6 +235,8 @@ class Recorder final : public memory::BlockObserver {
     std::uint32_t seen = 0;
   };
   Whole whole_;  // the latest whole step; whole_.end == 0 without one
+  std::optional<trace::Step> other_;
+  bool keep_other_ = false;
   std::uint64_t steps_ = 0;
   trace::SequenceDetector detector_;
   bool began_backward_ = false, updates_ = false;  // in the run so far

@@ -9,6 +9,7 @@
 
 #include "memfit/core/output_file.h"
 #include "memfit/core/version.h"
+#include "memfit/plan/extrapolate.h"
 #include "memfit/trace/mft.h"
 
 namespace memfit::engine {
@@ -58,9 +59,13 @@ std::string RecordingFile::save(bool final) noexcept {
     if (const auto fault = trace::find_fault(recording->step)) {
       return fmt::format("what was recorded contradicts itself ({}), which is an error of memfit: nothing is written", *fault);
     }
-    trace::write_mft({info(), {recording->step}}, path_, force_);
+    std::vector<trace::Step> steps{recording->step};
+    if (recording->other && !trace::find_fault(*recording->other)) steps.push_back(*recording->other);
+    if (steps.size() == 2) plan::name_batches(steps[0], steps[1]);
+    trace::write_mft({info(), steps}, path_, force_);
     force_ = true;   // from now on it is our own
     std::string what = fmt::format("recorded one step, the latest of {}", recording->steps);
+    if (steps.size() == 2 && steps[0].batch) what += fmt::format(", at batch size {}, and one at {}", *steps[0].batch, *steps[1].batch);
     if (recording->kind == Kind::Updates) {
       what = fmt::format("no step that repeats was found, so the ops between two updates of parameters are recorded, those with the "
                          "highest peak of {}", recording->steps);

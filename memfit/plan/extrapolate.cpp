@@ -44,6 +44,19 @@ std::optional<std::pair<const Step*, const Step*>> find_two_batches(std::span<co
   return best;
 }
 
+void name_batches(Step& a, Step& b) {
+  if (a.values.size() != b.values.size()) return;
+  for (std::size_t v = 0; v < a.values.size(); ++v) {
+    const trace::Value &x = a.values[v], &y = b.values[v];
+    if (x.shape == trace::kNone || y.shape == trace::kNone) continue;
+    const auto &p = a.shapes[x.shape], &q = b.shapes[y.shape];
+    if (p.empty() || p.size() != q.size() || p[0] == q[0] || !std::equal(p.begin() + 1, p.end(), q.begin() + 1)) continue;
+    a.batch = static_cast<std::uint64_t>(p[0]);
+    b.batch = static_cast<std::uint64_t>(q[0]);
+    return;
+  }
+}
+
 Step extrapolate(const Step& small, const Step& large, std::uint64_t batch) {
   const Line line(static_cast<double>(*small.batch), static_cast<double>(*large.batch), static_cast<double>(batch));
   Step step = small;
