@@ -33,7 +33,7 @@ constexpr std::size_t kMaxRecipes = 4'000'000;
 constexpr std::uint64_t kMemoryMargin = std::uint64_t{12} << 20;
 // Arguments that may change unseen (a raw pointer to them is out) are copied for a recipe up to this size.
 constexpr std::uint64_t kSnapshotBytes = 4096;
-constexpr int kPart = -2;   // instead of an index in a list argument: tensor inside a sparse one
+constexpr int kPart = -2;  // instead of an index in a list argument: tensor inside a sparse one
 // Results below this are cheaper kept than recorded.
 constexpr std::uint64_t kMinRecordedBytes = 128;
 
@@ -65,7 +65,7 @@ bool covers_storage(const at::Tensor& t, std::uint64_t storage_bytes) {
 
 struct Engine::Call {
   struct Arg {
-    Value* value;            // null: not ours to move (foreign memory, other device, no bytes)
+    Value* value;              // null: not ours to move (foreign memory, other device, no bytes)
     const at::Tensor* tensor;  // valid until the op runs; null: a part of a sparse argument
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // of written arguments
     std::int16_t arg;
@@ -79,10 +79,10 @@ struct Engine::Call {
   Recipe* recipe = nullptr;
   std::uint64_t first_birth = 0;
   std::uint64_t input_bytes = 0;
-  std::uint64_t begin_ticks = 0;   // spent in begin
-  std::uint64_t end = 0;           // when the op ended
+  std::uint64_t begin_ticks = 0;  // spent in begin
+  std::uint64_t end = 0;          // when the op ended
   bool opaque = false;
-  bool foreign = false;     // reads memory that may change without us
+  bool foreign = false;  // reads memory that may change without us
   bool opaque_result = false;
 };
 
@@ -102,7 +102,7 @@ void Engine::start(const std::string& door, bool verify, trace::RunStatus* statu
   allocator_.set_pressure(this);
   allocator_.install();
   // Taken before the allocator's lock (the last registered is the first to prepare): see Note [Two locks].
-  const int registered = pthread_atfork([] { instance().turn_.lock(); }, [] { instance().turn_.unlock(); },
+  const int registered = pthread_atfork([] { instance().before_fork(); }, [] { instance().turn_.unlock(); },
                                         [] { instance().after_fork_in_child(); });
   TORCH_CHECK(registered == 0, "memfit: pthread_atfork failed");
   device::install_fault_handler([](void* address) { return Engine::instance().raw_fault(address); });
@@ -169,7 +169,8 @@ void Engine::before_other_memory(std::uint64_t bytes) noexcept {
   const std::uint64_t resident = measure_other();
   if (resident + bytes + kMemoryMargin <= memory_limit_) return;
   std::uint64_t missing = resident + bytes + kMemoryMargin - memory_limit_;
-  missing -= std::min(missing, allocator_.trim(allocator_.ledger().cached > missing ? allocator_.ledger().cached - missing : 0));
+  missing -= std::min(missing,
+                      allocator_.trim(allocator_.ledger().cached > missing ? allocator_.ledger().cached - missing : 0));
   if (missing == 0) return;
   try {
     make_room(missing);
@@ -181,7 +182,8 @@ void Engine::before_other_memory(std::uint64_t bytes) noexcept {
 
 void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, DispatchKeySet rest, torch::jit::Stack* stack) {
   const OpRule& rule = rule_of(op);
-  const bool careful = limited_.load(std::memory_order_relaxed) || evicted_count_ != 0;   // evicted ones outlive the limit
+  const bool careful =
+      limited_.load(std::memory_order_relaxed) || evicted_count_ != 0;  // evicted ones outlive the limit
   if (must_pass(rule, keys)) {
     if (recording() && rule.reason == KeepReason::CustomOp && !careful) recorder_->custom_op(rule, *stack);
     if (careful && rule.reason == KeepReason::CustomOp) return run_locked(op, rule, rest, stack);
@@ -243,7 +245,8 @@ Recorder& Engine::start_recording() {
 }
 
 // Without a limit nothing is evicted, so the op only has to be seen.
-void Engine::run_recorded(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet keys, DispatchKeySet rest, torch::jit::Stack* stack) {
+void Engine::run_recorded(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet keys, DispatchKeySet rest,
+                          torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard outermost(door_key());
   OpName name(rule);
   if (rule.op_class == OpClass::View) {
@@ -259,7 +262,8 @@ void Engine::run_recorded(const c10::OperatorHandle& op, const OpRule& rule, Dis
 }
 
 // A custom op may hold raw pointers to its arguments while the ops it is made of come by: they stay put meanwhile.
-void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet rest, torch::jit::Stack* stack) {
+void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet rest,
+                        torch::jit::Stack* stack) {
   Call call;
   call.rule = &rule;
   {
@@ -292,7 +296,8 @@ void Engine::run_locked(const c10::OperatorHandle& op, const OpRule& rule, Dispa
 }
 
 // Collectives read and write their tensors on threads of their own, until some later wait.
-void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet rest, torch::jit::Stack* stack) {
+void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, DispatchKeySet rest,
+                          torch::jit::Stack* stack) {
   Call call;
   call.rule = &rule;
   {
@@ -320,7 +325,8 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
   after_planned(*running);
 }
 
-void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t arg, int element, bool written, bool hidden) {
+void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t arg, int element, bool written,
+                            bool hidden) {
   if (!tensor.defined()) return;
   if (is_opaque(tensor)) {
     call.opaque = true;
@@ -347,17 +353,23 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
     return;
   }
   c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  Call::Arg entry{nullptr, element == kPart ? nullptr : &tensor, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
-                  static_cast<std::int16_t>(arg), static_cast<std::int16_t>(element), written, hidden, false};
+  Call::Arg entry{nullptr,
+                  element == kPart ? nullptr : &tensor,
+                  c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
+                  static_cast<std::int16_t>(arg),
+                  static_cast<std::int16_t>(element),
+                  written,
+                  hidden,
+                  false};
   Value* value = value_of(storage, true);
   if (value == nullptr) {
-    call.foreign = true;   // foreign memory, or no bytes at all: a recipe could not name it
+    call.foreign = true;  // foreign memory, or no bytes at all: a recipe could not name it
     return;
   }
   entry.value = value;
   if (written || hidden) {
-    entry.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(
-        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+    entry.storage =
+        c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   }
   ++value->locks;
   value->last_use = clock_;
@@ -445,7 +457,7 @@ void Engine::keep_state(Call& call) {
   const std::uint64_t me = detail::thread_number();
   if (op_thread_ == 0) op_thread_ = me;
   several_op_threads_ = several_op_threads_ || op_thread_ != me;
-  constexpr std::uint64_t kPause = 64;   // ops between updates of one round, at most; what is younger is no state
+  constexpr std::uint64_t kPause = 64;  // ops between updates of one round, at most; what is younger is no state
   // Sums of gradients on their way through the graph are written too, and are no state.
   const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   bool updates = false;
@@ -453,8 +465,9 @@ void Engine::keep_state(Call& call) {
     if (a.written && a.value->recipe == nullptr && !in_backward && sequence_ - a.value->born > kPause) updates = true;
     if (a.tensor == nullptr || !a.tensor->is_leaf() || !a.tensor->requires_grad()) continue;
     if (a.written) updates = true;
-    if (a.value->recipe != nullptr && a.value->resident && (a.written || a.tensor->storage().use_count() == 1)) make_source(a.value);
-    if (several_op_threads_) continue;   // another one may be setting the gradient
+    if (a.value->recipe != nullptr && a.value->resident && (a.written || a.tensor->storage().use_count() == 1))
+      make_source(a.value);
+    if (several_op_threads_) continue;  // another one may be setting the gradient
     const at::Tensor& gradient = a.tensor->grad();
     if (!gradient.defined() || is_opaque(gradient) || !gradient.device().is_cpu()) continue;
     Value* value = value_of(gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), false);
@@ -502,8 +515,9 @@ NumericContext Engine::numeric_context() const {
   c.flags = (g.deterministicAlgorithms() ? 1u : 0u) | (g.userEnabledMkldnn() ? 2u : 0u) |
             (g.userEnabledFlashSDP() ? 4u : 0u) | (g.userEnabledMathSDP() ? 8u : 0u) |
             (g.userEnabledMemEfficientSDP() ? 16u : 0u) | (g.deterministicFillUninitializedMemory() ? 32u : 0u) |
-            (g.userEnabledNNPACK() ? 64u : 0u) | (c10::GradMode::is_enabled() ? 128u : 0u) | (static_cast<std::uint32_t>(g.float32MatmulPrecision()) << 8);
-  c.float_control = _mm_getcsr() & ~0x3fu;   // without the sticky exception flags
+            (g.userEnabledNNPACK() ? 64u : 0u) | (c10::GradMode::is_enabled() ? 128u : 0u) |
+            (static_cast<std::uint32_t>(g.float32MatmulPrecision()) << 8);
+  c.float_control = _mm_getcsr() & ~0x3fu;  // without the sticky exception flags
   return c;
 }
 
@@ -570,7 +584,10 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
     const c10::TensorImpl* impl = a.tensor->unsafeGetTensorImpl();
     t.arg = a.arg;
     t.element = a.element;
-    t.use = a.hidden ? TensorArg::Use::Scratch : a.blank ? TensorArg::Use::Blank : a.written ? TensorArg::Use::InPlace : TensorArg::Use::Read;
+    t.use = a.hidden    ? TensorArg::Use::Scratch
+            : a.blank   ? TensorArg::Use::Blank
+            : a.written ? TensorArg::Use::InPlace
+                        : TensorArg::Use::Read;
     t.storage_bytes = a.value->bytes;
     t.offset = impl->storage_offset();
     t.geometry.set_sizes(impl->sizes());
@@ -578,7 +595,8 @@ void Engine::prepare_recipe(Call& call, const torch::jit::Stack& stack) {
     t.dtype = impl->dtype();
     t.keys = impl->key_set();
     t.wrapped_number = impl->is_wrapped_number();
-    if (t.use == TensorArg::Use::Read || t.use == TensorArg::Use::InPlace) add_reader(t, recipe.get(), copies[i] != nullptr ? copies[i] : a.value);
+    if (t.use == TensorArg::Use::Read || t.use == TensorArg::Use::InPlace)
+      add_reader(t, recipe.get(), copies[i] != nullptr ? copies[i] : a.value);
   }
   ++recipe_count_;
   call.recipe = recipe.release();
@@ -592,7 +610,8 @@ void Engine::finish_writes(Call& call) {
     Value* fresh = nullptr;
     auto storage = a.storage.lock();
     c10::DataPtr* data = storage ? &storage->_mutable_data_ptr_no_checks() : nullptr;
-    const bool ours = data != nullptr && data->get_deleter() == &CpuAllocator::delete_block && data->get_context() != nullptr;
+    const bool ours =
+        data != nullptr && data->get_deleter() == &CpuAllocator::delete_block && data->get_context() != nullptr;
     Block* block = ours ? Block::of(data->get_context()) : nullptr;
     if (block != nullptr && block->value == nullptr) {
       if (recipe != nullptr && a.written && block->requested >= kMinRecordedBytes) {
@@ -603,7 +622,7 @@ void Engine::finish_writes(Call& call) {
         ++recipe->living;
       }
     } else if (a.value->recipe == nullptr && !call.rule->resizes) {
-      cut_readers(a.value);     // a source written over is a new source
+      cut_readers(a.value);  // a source written over is a new source
     }
     if (recipe != nullptr && a.written) recipe->results.push_back(fresh);
   }
@@ -673,7 +692,7 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
       if (t.value == nullptr) continue;
       if (t.use == TensorArg::Use::InPlace) writes = std::max(writes, t.value->writes + 1);
       depth = std::max(depth, t.value->depth);
-      if (!available(t.value)) recipe->broken = true;   // another thread wrote it meanwhile
+      if (!available(t.value)) recipe->broken = true;  // another thread wrote it meanwhile
     }
     if (recipe->living == 0 || recipe->broken) {
       for (Value* v : recipe->results) {
@@ -733,7 +752,7 @@ void Engine::note_random_thread(const OpRule& rule) {
   several_random_threads_ = true;
   const auto bound = threadbound_;
   for (Recipe* recipe : bound) {
-    if (threadbound_.count(recipe) == 0) continue;   // gone with one before it
+    if (threadbound_.count(recipe) == 0) continue;  // gone with one before it
     for (std::size_t i = 0; i < recipe->results.size(); ++i) {
       Value* v = recipe->results[i];
       if (v == nullptr) continue;
@@ -787,7 +806,16 @@ void Engine::publish() noexcept {
   set(status_->verified_values, stats_.verified);
 }
 
+// The child has no threads that could finish a copy.
+void Engine::before_fork() {
+  turn_.lock();
+  std::lock_guard lock(lock_);
+  if (!forked_) finish_moves();
+}
+
 void Engine::after_fork_in_child() {
+  for (const auto& store : offload_stores_) store->after_fork_in_child();
+  if (offload_) offload_->after_fork_in_child();
   // It was taken by the forking thread in the parent; here it is a new one. The allocator sees to its own lock.
   new (&turn_) std::recursive_mutex();
   forked_ = true;

@@ -43,10 +43,10 @@ struct EngineStats {
   std::uint64_t raw_faults = 0;    // evicted values brought back by a raw read
   std::uint64_t refusals = 0;
   std::uint64_t verified = 0;
-  std::uint64_t planned_steps = 0;   // that followed a plan from the first op to the last
-  std::uint64_t replanned = 0;       // plans made again, since the first did not fit what happened
-  std::uint64_t plan_misses = 0;     // instructions that did not find what they foresaw
-  std::uint64_t packed = 0;          // values kept in a short form instead of their bytes
+  std::uint64_t planned_steps = 0;  // that followed a plan from the first op to the last
+  std::uint64_t replanned = 0;      // plans made again, since the first did not fit what happened
+  std::uint64_t plan_misses = 0;    // instructions that did not find what they foresaw
+  std::uint64_t packed = 0;         // values kept in a short form instead of their bytes
   std::uint64_t offload_write_bytes = 0, offload_read_bytes = 0;
   std::uint64_t plan_ns = 0;         // time in the planner
   std::uint64_t predicted_peak = 0;  // of the latest plan
@@ -107,6 +107,7 @@ class Engine final : public memory::MemoryPressure {
   bool raw_fault(void* address);
   void dropped_while_evicted(Value* value) noexcept;
   void dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& original) noexcept;
+  void before_fork();
   void after_fork_in_child();
 
   void check_invariants();
@@ -228,6 +229,7 @@ class Engine final : public memory::MemoryPressure {
   void start_arriving(Value* value);
   void finish_arriving(Value* value);
   void finish_moves();
+  bool keep_outside(Value* value);
   void fetch(Value* value);
   void drop_spare(Value* value) noexcept;
   double outside_cost(const Value* value) const;
@@ -289,10 +291,10 @@ class Engine final : public memory::MemoryPressure {
   void limit_changes(bool on);
   int attempts_ = 0;  // above 0: a refusal is not final
   std::size_t last_region_ = 0;
-  std::unique_ptr<OffloadStore> offload_;     // nullptr: nowhere to go
-  std::vector<std::unique_ptr<OffloadStore>> offload_stores_;   // earlier ones
-  bool offload_full_ = false;                 // nothing more goes there
-  std::vector<Value*> moving_;                // whose copies are being written or read
+  std::unique_ptr<OffloadStore> offload_;                      // nullptr: nowhere to go
+  std::vector<std::unique_ptr<OffloadStore>> offload_stores_;  // earlier ones
+  bool offload_full_ = false;                                  // nothing more goes there
+  std::vector<Value*> moving_;                                 // whose copies are being written or read
   bool planning_wanted_ = true;
   bool planning_ = false;  // the recorder is there for plans
   bool recording_to_file_ = false;

@@ -13,27 +13,29 @@
 namespace memfit::engine {
 namespace {
 constexpr std::uint64_t kMinEvictedBytes = 128;
-constexpr std::uint64_t kLeastOffloaded = 16 << 10;   // below it a file's latency is not worth it
-constexpr std::size_t kScoredAtOnce = 192;     // candidates scored for one queue
-constexpr std::size_t kQueue = 16;             // evictions one scoring serves at most
+constexpr std::uint64_t kLeastOffloaded = 16 << 10;  // below it a file's latency is not worth it
+constexpr std::size_t kScoredAtOnce = 192;           // candidates scored for one queue
+constexpr std::size_t kQueue = 16;                   // evictions one scoring serves at most
 constexpr std::size_t kMany = 2048;
-constexpr std::uint64_t kQueueAge = 24;        // ops after which a scoring is stale; more for a longer queue
-constexpr std::size_t kRoughNodes = 48;        // recipes counted when adding up what bringing back costs, at first
-constexpr std::size_t kFewestNodes = 12;       // for values of a few hundred bytes
-constexpr std::size_t kNodes = 2048;           // and of those that are next to go
-constexpr std::uint64_t kLookAge = 64;         // ops for which such a closer look counts
+constexpr std::uint64_t kQueueAge = 24;   // ops after which a scoring is stale; more for a longer queue
+constexpr std::size_t kRoughNodes = 48;   // recipes counted when adding up what bringing back costs, at first
+constexpr std::size_t kFewestNodes = 12;  // for values of a few hundred bytes
+constexpr std::size_t kNodes = 2048;      // and of those that are next to go
+constexpr std::uint64_t kLookAge = 64;    // ops for which such a closer look counts
 // Bytes that a replay left go before those that the program will ask for.
 constexpr double kTemporary = 0.3;
 // A value written in place so often is a sum in the making: it is needed again with each term.
 constexpr std::uint32_t kManyWrites = 6;
-constexpr double kNever = HUGE_VAL;            // score of what cannot go
-constexpr double kReplayOverheadNs = 2500;     // of one replayed op, beside its kernel
+constexpr double kNever = HUGE_VAL;         // score of what cannot go
+constexpr double kReplayOverheadNs = 2500;  // of one replayed op, beside its kernel
 }  // namespace
 
 bool Engine::evictable(const Value* value) const {
-  if (!value->resident || value->escaped || value->outside || value->bytes < kMinEvictedBytes || !(value->bound || value->held)) return false;
+  if (!value->resident || value->escaped || value->outside || value->bytes < kMinEvictedBytes ||
+      !(value->bound || value->held))
+    return false;
   if (value->recipe != nullptr) return true;
-  return value->bound && (value->spare || (offload_ && value->bytes >= kLeastOffloaded));
+  return value->spare || (offload_ && value->bytes >= kLeastOffloaded);
 }
 
 void Engine::update_candidate(Value* value) {
@@ -55,10 +57,10 @@ void Engine::update_candidate(Value* value) {
   }
 }
 
-// Nanoseconds to bring `value` back, for each of its bytes: its own op, and whatever of its inputs has no bytes. Evicted
-// inputs that a storage still holds will be brought back anyway, so they weigh less than ghosts, which are made for
-// this alone. The walk is bounded, more so for small values; where it ends, the dearest of what is left counts with what it was
-// known to cost.
+// Nanoseconds to bring `value` back, for each of its bytes: its own op, and whatever of its inputs has no bytes.
+// Evicted inputs that a storage still holds will be brought back anyway, so they weigh less than ghosts, which are made
+// for this alone. The walk is bounded, more so for small values; where it ends, the dearest of what is left counts with
+// what it was known to cost.
 double Engine::score(Value* value, bool closely) {
   ++stats_.scored;
   const double age = static_cast<double>(clock_ - value->last_use) + 1;
@@ -90,7 +92,8 @@ double Engine::score(Value* value, bool closely) {
     cost += (static_cast<double>(recipe->cost_ns) + kReplayOverheadNs) * (shared ? 0.5 : 1.0);
     for (std::uint32_t k = 0; k < recipe->tensor_count; ++k) {
       const Value* input = recipe->tensors[k].value;
-      if (input == nullptr || input->resident || input->spare || input->recipe == nullptr || input->recipe->visit == id) continue;
+      if (input == nullptr || input->resident || input->spare || input->recipe == nullptr || input->recipe->visit == id)
+        continue;
       if (walk.size() == most) {
         beyond = std::max(beyond, static_cast<double>(input->bring_cost));
         continue;
@@ -100,7 +103,8 @@ double Engine::score(Value* value, bool closely) {
     }
   }
   cost += beyond;
-  value->prefers_outside = offload_ && !offload_full_ && value->bound && value->bytes >= kLeastOffloaded && outside_cost(value) < cost;
+  value->prefers_outside = offload_ && !offload_full_ && value->block != nullptr && value->bytes >= kLeastOffloaded &&
+                           outside_cost(value) < cost;
   if (value->prefers_outside) cost = outside_cost(value);
   value->bring_cost = static_cast<float>(cost);
   if (closely) value->looked = clock_;
@@ -119,7 +123,8 @@ void Engine::note_bring_cost(Value* value) noexcept {
 
 // Best at the end.
 void Engine::enqueue(Value* value, double s) {
-  const auto place = std::lower_bound(queue_.begin(), queue_.end(), s, [](const Queued& q, double x) { return q.score > x; });
+  const auto place =
+      std::lower_bound(queue_.begin(), queue_.end(), s, [](const Queued& q, double x) { return q.score > x; });
   queue_.insert(place, Queued{value, value->last_use, s});
   value->queued = true;
 }
@@ -130,7 +135,9 @@ void Engine::refill_queue() {
   queue_clock_ = clock_;
   const std::size_t n = candidates_.size();
   // Thousands of values are small ones: which of them goes matters less than how long it takes to say.
-  queue_size_ = n > kMany ? std::min<std::size_t>(n / 64, 256) : n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8) : kQueue;
+  queue_size_ = n > kMany         ? std::min<std::size_t>(n / 64, 256)
+                : n <= 4 * kQueue ? std::max<std::size_t>(1, n / 8)
+                                  : kQueue;
   const std::size_t keep = queue_size_;
   const std::size_t scored = n > kMany ? 2 * keep : std::min(n, kScoredAtOnce);
   for (std::size_t i = 0; i < scored; ++i) {
@@ -210,16 +217,20 @@ void Engine::refuse(std::uint64_t bytes) {
   std::string holders;
   for (const auto& h : allocator_.holders_at_peak()) {
     if (holders.size() > 300) break;
-    holders += fmt::format("{}{} by {}", holders.empty() ? "" : ", ", format_bytes(Bytes(h.bytes)), h.op.empty() ? "the program" : h.op);
+    holders += fmt::format("{}{} by {}", holders.empty() ? "" : ", ", format_bytes(Bytes(h.bytes)),
+                           h.op.empty() ? "the program" : h.op);
   }
   const std::string text = fmt::format(
-      "memfit: {} asked for {} in op {}, and it does not fit. Limit {} = live {} + headroom {}; of what is live {} could be "
+      "memfit: {} asked for {} in op {}, and it does not fit. Limit {} = live {} + headroom {}; of what is live {} "
+      "could be "
       "made again and has been or is in use now, the rest is parameters, state, inputs and what was written by hand. "
       "{}Largest holders: {}. The smallest limit that gets past this point is about {}: --tensor-memory {}B.",
       memory::set_current_op(""), format_bytes(Bytes(bytes)), sequence_, format_bytes(Bytes(allocator_.limit())),
       format_bytes(Bytes(ledger.live)), format_bytes(Bytes(allocator_.limit()) - Bytes(ledger.live)),
       format_bytes(Bytes(evictable_bytes)),
-      memory_limit_ == 0 ? "" : fmt::format("Of --memory {}, {} are not tensors. ", format_bytes(Bytes(memory_limit_.load())), format_bytes(Bytes(other_memory_))),
+      memory_limit_ == 0 ? ""
+                         : fmt::format("Of --memory {}, {} are not tensors. ",
+                                       format_bytes(Bytes(memory_limit_.load())), format_bytes(Bytes(other_memory_))),
       holders, format_bytes(least), least.count());
   if (status_ != nullptr) {
     status_->least_limit_bytes = least.count();

@@ -47,7 +47,7 @@ std::shared_ptr<OffloadStore::Copy> OffloadStore::start_write(const void* data, 
     copy->busy_ = true;
   }
   // A plain pointer: whoever lets go of the copy waits for us first.
-  writer_.run([this, to = copy.get(), data] {
+  run(writer_, [this, to = copy.get(), data] {
     to->checksum_ = detail::checksum(data, to->bytes_);
     finish(*to, file_.write(data, to->bytes_, to->at_));
   });
@@ -62,12 +62,23 @@ void OffloadStore::start_read(const std::shared_ptr<Copy>& copy, void* to) {
     std::lock_guard lock(store.mutex_);
     copy->busy_ = true;
   }
-  store.reader_.run([&store, from = copy.get(), to] {
+  store.run(store.reader_, [&store, from = copy.get(), to] {
     int error = store.file_.read(to, from->bytes_, from->at_);
     if (error == 0 && detail::checksum(to, from->bytes_) != from->checksum_) error = kChanged;
     store.finish(*from, error);
   });
   store.read_ += copy->bytes_;
+}
+
+void OffloadStore::run(c10::ThreadPool& thread, std::function<void()> copying) {
+  if (threadless_) return copying();
+  thread.run(std::move(copying));
+}
+
+void OffloadStore::after_fork_in_child() {
+  threadless_ = true;
+  new (&mutex_) std::mutex();  // one of the parent's threads may have had it
+  new (&done_) std::condition_variable();
 }
 
 void OffloadStore::finish(Copy& copy, int error) {

@@ -9,6 +9,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -54,6 +55,9 @@ class OffloadStore {
   /// Until what was begun is done. False: it failed, see `error`.
   static bool wait(const Copy& copy, int* error = nullptr);
 
+  /// The threads are the parent's: from now on whoever asks copies by himself. Nothing may be going on.
+  void after_fork_in_child();
+
   const plan::Traffic& traffic() const { return traffic_; }
   Bytes limit() const { return limit_; }
   std::uint64_t bytes_written() const { return written_; }
@@ -63,6 +67,7 @@ class OffloadStore {
 
  private:
   void finish(Copy& copy, int error);
+  void run(c10::ThreadPool& thread, std::function<void()> copying);
   void free_place(std::uint64_t at, std::uint64_t place);
 
   Bytes limit_;
@@ -70,6 +75,7 @@ class OffloadStore {
   device::ScratchFile file_;
   std::mutex mutex_;
   std::condition_variable done_;
+  bool threadless_ = false;
   std::uint64_t end_ = 0;                             // of what has ever been used of the file
   std::multimap<std::uint64_t, std::uint64_t> free_;  // places by size
   std::uint64_t written_ = 0, read_ = 0;

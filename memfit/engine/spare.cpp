@@ -25,7 +25,7 @@ void Engine::set_offload(const std::string& folder, Bytes limit) {
   auto store = std::make_unique<OffloadStore>(folder, limit);
   const Turn turn(*this);
   finish_moves();
-  if (offload_) offload_stores_.push_back(std::move(offload_));   // copies in it may still be wanted
+  if (offload_) offload_stores_.push_back(std::move(offload_));  // copies in it may still be wanted
   offload_ = std::move(store);
   offload_full_ = false;
 }
@@ -123,6 +123,13 @@ void Engine::finish_arriving(Value* value) {
   }
   if (value->bound) settle(value, std::move(data));
   else hold(value, std::move(data));
+}
+
+/// Copies `value` out, unless there is a spare copy. False: it cannot, and nothing more will.
+bool Engine::keep_outside(Value* value) {
+  if (!value->spare && offload_ && !offload_full_ && start_leaving(value)) finish_leaving(value);
+  if (!value->spare) offload_full_ = true;
+  return value->spare != nullptr;
 }
 
 // The plan that began them does not go on.

@@ -48,7 +48,7 @@ void delete_stood_in(void* context) {
 void delete_evicted(void* context) { Engine::instance().dropped_while_evicted(static_cast<Value*>(context)); }
 
 void on_raw_access(c10::StorageImpl* storage) {
-  if (detail::thread_state.in_op > 0) return;   // a kernel, about its own arguments
+  if (detail::thread_state.in_op > 0) return;  // a kernel, about its own arguments
   Engine::instance().raw_access(storage);
 }
 
@@ -87,10 +87,11 @@ Value* Engine::value_of(c10::StorageImpl* storage, bool create) {
   if (deleter == &delete_adopted) return static_cast<Adopted*>(context)->value;
   if (deleter == &delete_stood_in) return static_cast<StoodIn*>(context)->value;
   if (!create || deleter != default_deleter() || data.get() != context) return nullptr;
-  allocator_.adopt(storage->nbytes());   // throws when it does not fit, and then nothing has changed
+  allocator_.adopt(storage->nbytes());  // throws when it does not fit, and then nothing has changed
   Value* value = new_value(storage->nbytes());
   value->outside = value->bound = value->resident = true;
-  value->binding = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  value->binding =
+      c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   void* address = data.get();
   const c10::Device device = data.device();
   auto* adopted = new Adopted{std::move(data), value, value->bytes};
@@ -101,7 +102,8 @@ Value* Engine::value_of(c10::StorageImpl* storage, bool create) {
 void Engine::bind(Value* value, Block* block, c10::StorageImpl* storage) {
   value->block = block;
   block->value = value;
-  value->binding = c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+  value->binding =
+      c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
   value->bound = value->resident = true;
 }
 
@@ -172,7 +174,7 @@ void Engine::drain_unused() {
       if (place != retained_.end()) retained_.erase(place);
       value->resident = false;
       if (value->outside) {
-        allocator_.program_grew(value->bytes);   // it was taken off when the program dropped it; disown takes it again
+        allocator_.program_grew(value->bytes);  // it was taken off when the program dropped it; disown takes it again
         allocator_.disown(value->bytes);
       }
       value->held.reset();
@@ -216,7 +218,7 @@ void Engine::cut_readers(Value* value) {
     lost.pop_back();
     while (x->readers != nullptr) {
       Recipe* recipe = x->readers->owner;
-      if (recipe->living == 0) {       // of an op that is running now: it finds out when it ends
+      if (recipe->living == 0) {  // of an op that is running now: it finds out when it ends
         TensorArg* arg = x->readers;
         remove_reader(*arg);
         recipe->broken = true;
@@ -331,10 +333,11 @@ c10::DataPtr Engine::copy_of(Value* value, const void* bytes) {
 void Engine::hold(Value* value, c10::DataPtr&& data) {
   value->block = Block::of(data.get_context());
   value->block->value = value;
-  value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                      static_cast<std::int64_t>(value->bytes), std::move(data), nullptr, false);
+  value->held = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(value->bytes), std::move(data), nullptr, false);
   value->resident = true;
   retained_.push_back(value);
+  update_candidate(value);
 }
 
 // The content of a value that may change unseen, for one recipe alone.
@@ -369,7 +372,7 @@ void Engine::hold_copy(Value* value) {
 
 bool Engine::keep_dropped(Block* block) noexcept {
   auto* value = static_cast<Value*>(block->value);
-  if (value->held) {   // the engine itself lets go of it
+  if (value->held) {  // the engine itself lets go of it
     return false;
   }
   value->bound = false;
@@ -382,7 +385,8 @@ bool Engine::keep_dropped(Block* block) noexcept {
     block->flags |= Block::kReplay;
     value->held = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(value->bytes),
-        c10::DataPtr(block->data(), block->data(), &CpuAllocator::delete_block, c10::Device(c10::kCPU)), nullptr, false);
+        c10::DataPtr(block->data(), block->data(), &CpuAllocator::delete_block, c10::Device(c10::kCPU)), nullptr,
+        false);
     if (last_copy) retained_.push_back(value);
     update_candidate(value);
     return true;
@@ -393,7 +397,7 @@ bool Engine::keep_dropped(Block* block) noexcept {
   drop_spare(value);
   note_bring_cost(value);
   update_candidate(value);
-  ++value->references;   // cut_readers would let go of it
+  ++value->references;  // cut_readers would let go of it
   if (value->readers != nullptr && value->recipe == nullptr) cut_readers(value);
   --value->references;
   release_if_unused(value);
@@ -411,7 +415,7 @@ void Engine::dropped_while_evicted(Value* value) noexcept {
   value->stand_in = nullptr;
   if (value->spare && (value->recipe != nullptr || !worth_keeping(value))) {
     drop_spare(value);
-    ++value->references;   // cut_readers would let go of it
+    ++value->references;  // cut_readers would let go of it
     if (value->recipe == nullptr && value->readers != nullptr) cut_readers(value);
     --value->references;
   }
@@ -425,15 +429,15 @@ void Engine::dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& o
   const bool last_copy = worth_keeping(value);
   if ((last_copy || value->locks != 0) && original.get() != nullptr) {
     // Still counted; the copy of the program's view of it is not.
-    value->held = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
-                                                        std::move(original), nullptr, false);
+    value->held = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes), std::move(original), nullptr, false);
     allocator_.program_shrank(bytes);
     if (last_copy) retained_.push_back(value);
     return;
   }
   value->resident = false;
   allocator_.disown(bytes);
-  ++value->references;   // cut_readers would let go of it
+  ++value->references;  // cut_readers would let go of it
   if (value->readers != nullptr) cut_readers(value);
   --value->references;
   release_if_unused(value);
@@ -470,12 +474,13 @@ bool Engine::release_retained(std::uint64_t bytes) {
     if (!made.evicted.empty()) continue;
     candidates.push_back({value, static_cast<double>(bytes_of(made.resident)) / static_cast<double>(value->bytes)});
   }
-  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.loss < b.loss; });
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.loss < b.loss; });
   std::uint64_t freed = 0;
   for (const Candidate& c : candidates) {
-    if (std::find(retained_.begin(), retained_.end(), c.value) == retained_.end()) continue;   // went with one before
+    if (std::find(retained_.begin(), retained_.end(), c.value) == retained_.end()) continue;  // went with one before
     freed += c.value->bytes;
-    cut_readers(c.value);   // it dies with its last reader
+    cut_readers(c.value);  // it dies with its last reader
     if (freed >= bytes) break;
   }
   return freed != 0;
@@ -541,7 +546,7 @@ bool Engine::raw_fault(void* address) {
   auto storage = value->binding.lock();
   if (!storage) return false;
   try {
-    value->stand_in = nullptr;     // the range stays reserved: the reader has its address
+    value->stand_in = nullptr;  // the range stays reserved: the reader has its address
     raw_access(storage.get());
     value = value_of(storage.get(), true);
     c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
@@ -560,11 +565,13 @@ bool Engine::raw_fault(void* address) {
     return true;
   } catch (const OutOfBudget& error) {
     // Whoever reads here cannot be told by an exception.
-    std::fprintf(stderr, "%s\nmemfit: the bytes were read without PyTorch, so the program cannot be told and ends here.\n",
+    std::fprintf(stderr,
+                 "%s\nmemfit: the bytes were read without PyTorch, so the program cannot be told and ends here.\n",
                  error.what_without_backtrace());
     std::abort();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "memfit: an evicted tensor's bytes were read directly and could not be brought back: %s\n", error.what());
+    std::fprintf(stderr, "memfit: an evicted tensor's bytes were read directly and could not be brought back: %s\n",
+                 error.what());
     return false;
   }
 }
@@ -573,6 +580,9 @@ bool Engine::raw_fault(void* address) {
 
 void Engine::evict(Value* value) {
   if (value->held) {
+    if (value->recipe == nullptr && !keep_outside(value)) return;
+    const auto place = std::find(retained_.begin(), retained_.end(), value);
+    if (place != retained_.end()) retained_.erase(place);
     drop_held(value);
     return;
   }
@@ -580,10 +590,8 @@ void Engine::evict(Value* value) {
   if (!storage) return;
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   if (value->block == nullptr || data.get_context() != value->block->data()) return;
-  if (!value->spare && offload_ && value->prefers_outside && start_leaving(value)) finish_leaving(value);
-  if (value->recipe == nullptr && !value->spare) {
-    offload_full_ = true;
-    return;
+  if (value->recipe == nullptr || value->prefers_outside) {
+    if (!keep_outside(value) && value->recipe == nullptr) return;
   }
   if (verify_ && !value->has_checksum) {
     value->checksum = detail::checksum(value->block->data(), value->bytes);
@@ -619,7 +627,7 @@ void Engine::drop_held(Value* value) {
 
 void Engine::settle(Value* value, c10::DataPtr&& data) {
   auto storage = value->binding.lock();
-  if (!storage) return;    // another thread is dropping it
+  if (!storage) return;  // another thread is dropping it
   c10::DataPtr& old = storage->_mutable_data_ptr_no_checks();
   if (old.get_deleter() != &delete_evicted) return;
   old.release_context();
