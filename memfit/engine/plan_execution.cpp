@@ -27,7 +27,7 @@ constexpr double kOffloadEffort = 0.2;  // there is much more to try
 constexpr std::uint64_t kLeastSlack = 32 << 10;
 // Steps that are timed before a plan is made anew with their times.
 constexpr std::size_t kTimedSteps = 5;
-constexpr std::uint64_t kMostUnplannedOps = 300'000;
+constexpr std::uint64_t kMostUnplannedOps = 200'000;
 }  // namespace
 
 // Planning begins with the first eviction: before that there is nothing to plan for.
