@@ -39,7 +39,8 @@ std::pair<at::DataPtr, std::size_t> Archive::read(const std::string& record) {
   try {
     // PyTorch stores records as they are, so a larger one is a trap.
     if (reader_->getRecordSize(record) > file_size_) fail(fmt::format("record {} is said to be larger than the file", record));
-    return reader_->getRecord(record);
+    auto [bytes, size] = reader_->getRecord(record);
+    return {std::move(bytes), size};
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {

@@ -27,7 +27,7 @@ c10::IValue convert(c10::IValue value, const c10::TypePtr& type, std::optional<i
     case c10::TypeKind::TensorType:
       if (value.isNone()) return at::Tensor();
       // "Wrapped": does not take part in choosing the result's type, as a Python number does not.
-      if (value.isScalar()) return at::wrapped_scalar_tensor(value.toScalar());
+      if (value.isScalar()) return at::native::wrapped_scalar_tensor(value.toScalar());
       return value;
     case c10::TypeKind::FloatType:
       if (value.isInt()) return static_cast<double>(value.toInt());
