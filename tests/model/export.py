@@ -80,7 +80,9 @@ def export_forms(model, sample, folder, name):
     files = []
     for module, mode in ((training, "train"), (evaluating, "eval")):
         path = folder / f"{name}.traced.{mode}.pt"
-        torch.jit.trace(copy.deepcopy(module), sample, check_trace=False).save(str(path))
+        traced = torch.jit.trace(copy.deepcopy(module), sample, check_trace=False)
+        traced.load_state_dict(module.state_dict(), strict=False)  # tracing has run the model and moved its statistics
+        traced.save(str(path))
         files.append(path.name)
     forms["traced"] = files
     return forms
