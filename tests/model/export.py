@@ -77,6 +77,8 @@ def export_forms(model, sample, folder, name):
     path = folder / f"{name}.scripted.pt"
     torch.jit.script(copy.deepcopy(training)).save(str(path))
     forms["scripted"] = [path.name, ""]
+    if name in zoo.NOT_TRACEABLE:
+        return forms
     files = []
     for module, mode in ((training, "train"), (evaluating, "eval")):
         path = folder / f"{name}.traced.{mode}.pt"

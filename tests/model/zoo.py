@@ -236,3 +236,6 @@ def rows(count, what):
 MODELS = {"mlp": (Mlp, "features"), "cnn": (Cnn, "images"), "resnet": (ResNet, "images"), "unet": (UNet, "images"), "gpt": (Gpt, "text"),
           "encoder": (Encoder, "masked"), "lstm": (Lstm, "text"), "gru": (Gru, "series"), "mobile": (Mobile, "images"),
           "siamese": (Siamese, "pairs"), "autoencoder": (AutoEncoder, "signal"), "ema": (Ema, "features"), "vit": (Vit, "images")}
+
+# torch.jit.trace does not record that a buffer is assigned: in Python, too, the traced model's buffer stays as it was.
+NOT_TRACEABLE = {"ema"}
