@@ -126,6 +126,7 @@ TEST(ArrayFile, HostileNumbersAreRefused) {
   EXPECT_THAT(refusal(std::string("\x93NUMPY\x02\x00\xff\xff\xff\x7f", 12) + "{}"), HasSubstr("where 2 are left"));
   EXPECT_THAT(refusal(little(~0ULL, 8) + "{}"), HasSubstr("a header of 18446744073709551615 bytes"));
   EXPECT_THAT(refusal(safetensors(R"({"a":)" + std::string(1'000'000, '['), "")), HasSubstr("nested deeper"));
+  EXPECT_THAT(refusal(safetensors(R"({"__metadata__":{"a":77717e57757}})", "")), HasSubstr("the header cannot be read"));
   EXPECT_THAT(refusal(safetensors(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "abcd")), HasSubstr("cut off"));
   EXPECT_THAT(refusal(safetensors(R"({"a":{"dtype":"F32","shape":[9223372036854775807,2],"data_offsets":[0,4]}})", "abcd")), HasSubstr("63 bits"));
   EXPECT_THAT(refusal(safetensors(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", "abcdef")),

@@ -34,6 +34,8 @@ Json parse_header(std::string_view header, const std::string& file) {
     return json;
   } catch (const Json::parse_error& error) {
     throw BadInput(file, 8 + error.byte, fmt::format("the header is not JSON ({})", error.what()));
+  } catch (const Json::exception& error) {  // a number that no double holds
+    throw BadInput(file, 8, fmt::format("the header cannot be read ({})", error.what()));
   }
 }
 

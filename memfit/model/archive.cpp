@@ -61,7 +61,7 @@ Json Archive::read_json(const std::string& record) {
   };
   try {
     return Json::parse(text, shallow);
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {  // also a number that no double holds
     fail(fmt::format("record {} is not JSON ({})", record, error.what()));
   }
 }
