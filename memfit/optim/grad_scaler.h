@@ -46,6 +46,9 @@ class GradScaler {
   /// Adjust the scale after all optimizers' step(), or set it.
   void update(std::optional<double> new_scale = std::nullopt);
 
+  /// Forget what was unscaled since the last update(): the step is given up and its gradients are dropped.
+  void abandon() { seen_.clear(); }
+
   double scale_factor() const;
   /// Steps in a row without inf or NaN.
   std::int64_t growth_tracker() const;

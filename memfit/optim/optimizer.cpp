@@ -137,6 +137,15 @@ void Optimizer::make_state(Entry& entry) {
   entry.state = std::move(made);
 }
 
+void Optimizer::make_state() {
+  at::NoGradGuard no_grad;
+  for (Group& group : groups_) {
+    for (Entry& e : group.entries) {
+      if (e.parameter.requires_grad()) make_state(e);
+    }
+  }
+}
+
 void Optimizer::step() {
   if (in_backward_) {
     throw UsageError(fmt::format("{}: step() with step_in_backward(true): backward has made the step already. Leave step() out.", kind_));

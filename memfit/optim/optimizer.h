@@ -69,6 +69,8 @@ class Optimizer {
   void step();
   /// Whether the last step() threw and waits to be called again.
   bool unfinished() const { return unfinished_; }
+  /// Make the state of every parameter now, so that what the first step takes is seen before it.
+  void make_state();
   /// Drop all gradients (as set_to_none=True).
   void zero_grad();
 
