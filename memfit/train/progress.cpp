@@ -21,9 +21,11 @@ ProgressStyle resolve(ProgressStyle style) {
 
 std::string json_line(const StepReport& r) {
   nlohmann::json out = {{"step", r.step}, {"epoch", r.epoch}, {"loss", r.loss}, {"learning_rate", r.learning_rate}, {"rows", r.rows},
-                        {"seconds", r.seconds}, {"used_bytes", r.used.count()}, {"peak_bytes", r.peak.count()}, {"limit_bytes", nullptr},
+                        {"seconds", r.seconds}, {"used_bytes", nullptr}, {"peak_bytes", nullptr}, {"limit_bytes", nullptr},
                         {"micro_batches", r.micro_batches}, {"skipped", r.skipped}, {"retries", r.retries}};
   if (!std::isfinite(r.loss)) out["loss"] = nullptr;
+  if (r.used) out["used_bytes"] = r.used->count();
+  if (r.peak) out["peak_bytes"] = r.peak->count();
   if (r.limit) out["limit_bytes"] = r.limit->count();
   return out.dump();
 }
@@ -50,8 +52,8 @@ std::string Progress::line_of(const StepReport& r) const {
       out = fmt::format("[{:<20}] {}", std::string(full, '#'), out);
     }
   }
-  out += fmt::format("  epoch {}  loss {:.6g}  {:.2f} steps/s  ", r.epoch, r.loss, rate);
-  out += r.limit ? fmt::format("{} of {}", format_bytes(r.used), format_bytes(*r.limit)) : fmt::format("{} used", format_bytes(r.used));
+  out += fmt::format("  epoch {}  loss {:.6g}  {:.2f} steps/s", r.epoch, r.loss, rate);
+  if (r.used && r.limit) out += fmt::format("  {} of {}", format_bytes(*r.used), format_bytes(*r.limit));
   if (steps_ && rate > 0 && *steps_ > r.step) {
     out += "  left " + format_duration(std::chrono::nanoseconds(static_cast<std::int64_t>(static_cast<double>(*steps_ - r.step) / rate * 1e9)));
   }

@@ -12,8 +12,9 @@
 
 namespace memfit::train {
 
-/// One effective step. As a JSON line: {"step", "epoch", "loss", "learning_rate", "rows", "seconds", "used_bytes", "peak_bytes",
-/// "limit_bytes", "micro_batches", "skipped", "retries"}, limit_bytes null without a limit: what pandas.read_json(lines=True) reads.
+/// One effective step. As a JSON line, which pandas.read_json(lines=True) reads: {"step", "epoch", "loss", "learning_rate", "rows",
+/// "seconds", "used_bytes", "peak_bytes", "limit_bytes", "micro_batches", "skipped", "retries"}; bytes are null without a limit, a
+/// loss that is no number is null.
 struct StepReport {
   std::int64_t step = 0;  // from 1
   std::int64_t epoch = 0;
@@ -22,7 +23,7 @@ struct StepReport {
   std::int64_t rows = 0;
   std::int64_t micro_batches = 1;
   double seconds = 0;
-  Bytes used, peak;
+  std::optional<Bytes> used, peak;  // where memfit counts: under a limit
   std::optional<Bytes> limit;
   bool skipped = false;  // by the gradient scaler
   int retries = 0;       // after allocations that failed

@@ -198,9 +198,11 @@ FileSum TensorFile::sum() const {
   }
 }
 
-void load_tensors(const TensorFile& file, const std::vector<NamedTensor>& into) {
+void load_tensors(const TensorFile& file, const std::vector<NamedTensor>& into, const std::string& others) {
   std::set<std::string> extra;
-  for (const std::string& name : file.names()) extra.insert(name);
+  for (const std::string& name : file.names()) {
+    if (others.empty() || name.rfind(others, 0) != 0) extra.insert(name);
+  }
   std::vector<std::string> missing, other;
   for (const NamedTensor& t : into) {
     extra.erase(t.name);

@@ -59,6 +59,7 @@ class TensorFile {
 
 /// Copy values into the model's parameters and buffers by name.
 /// Throws:   UsageError listing all names that are missing, extra, or of another shape or type; nothing is changed then.
-void load_tensors(const TensorFile& file, const std::vector<NamedTensor>& into);
+/// Names that begin with `others` are somebody else's and no extras.
+void load_tensors(const TensorFile& file, const std::vector<NamedTensor>& into, const std::string& others = "");
 
 }  // namespace memfit::train
