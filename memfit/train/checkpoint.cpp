@@ -41,6 +41,7 @@ struct Surroundings {
 
   void enter() const {
     at::NoGradGuard no_grad;
+    optim::Autocast::forget_weights();
     for (std::size_t i = 0; i < generators.size(); ++i) {
       at::Generator g = generators[i];
       std::lock_guard<std::mutex> lock(g.mutex());
@@ -76,6 +77,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
   static variable_list forward(AutogradContext* context, c10::intrusive_ptr<Part> part, const Tensor& anchor, at::TensorList inputs) {
     context->saved_data["part"] = c10::IValue::make_capsule(part);
     std::vector<Tensor> outputs = part->function(inputs.vec());  // without a graph: custom functions run forward so
+    // Its casts of weights know of no gradient; whoever uses the weight next must not get them.
+    optim::Autocast::forget_weights();
     if (outputs.empty()) throw UsageError("checkpoint: the function gave no tensor.");
     std::vector<Tensor> plain;
     for (Tensor& o : outputs) {

@@ -1,5 +1,5 @@
 // Activation checkpointing by hand: run a part of a model without keeping what it computes, and run it again in backward.
-// Not here: what memfit does by itself under a limit (engine/session.h), files (checkpoint_folder.h). 
+// Not here: what memfit does by itself under a limit (engine/session.h), files (checkpoint_folder.h).
 // Threads: backward may run on another thread than forward. Cost: the part's forward once more; its inputs are kept.
 // The second run sees the generators, the autocast mode and the buffers of the first, and leaves them as it finds them.
 // Gradients go to whatever parameters `function` uses, whether inputs need a gradient or not; parts may nest and share weights.
@@ -9,6 +9,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/types.h>
 
+#include <concepts>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at
 
 /// checkpoint(f, a, b): for functions of tensors that give one tensor. Other arguments go into the lambda.
 template <class Function, class... Tensors>
+  requires(std::invocable<Function, const at::Tensor&, const Tensors&...> && !std::derived_from<Function, torch::detail::ModuleHolderIndicator>)
 at::Tensor checkpoint(Function function, const at::Tensor& first, const Tensors&... others) {
   TensorFunction wrapped = [function = std::move(function)](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return [&]<std::size_t... I>(std::index_sequence<I...>) { return std::vector<at::Tensor>{function(in[I]...)}; }(

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "memfit/optim/autocast.h"
+
 namespace memfit::train {
 
 EvaluationScope::EvaluationScope(const Model& model) {
@@ -17,6 +19,7 @@ EvaluationScope::EvaluationScope(const Model& model) {
 }
 
 EvaluationScope::~EvaluationScope() {
+  optim::Autocast::forget_weights();  // casts made here know of no gradient
   for (const at::Tensor& p : trained_) p.set_requires_grad(true);
   if (modes_back_) modes_back_();
   for (const auto& [buffer, value] : buffers_) buffer.variable_data().copy_(value);

@@ -5,6 +5,7 @@
 
 #include <ATen/record_function.h>
 
+#include <memory>
 #include <string>
 
 namespace memfit::train {
