@@ -183,9 +183,8 @@ int train_model(const std::string& folder, std::int64_t micro_batch) {
   all.insert(all.end(), m.buffers.begin(), m.buffers.end());
   train::load_tensors(in, all, "data.");
   Rows rows(in.load("data.x"), in.load("data.y"), 16, false);
-  train::Trainer trainer(m, std::make_shared<optim::AdamW>(m.parameters.empty() ? std::vector<optim::ParameterGroup>{} : std::vector<optim::ParameterGroup>{{"all", m.parameters}},
-                                                           optim::AdamOptions{.learning_rate = 3e-3}),
-                         {.micro_batch = micro_batch});
+  const std::vector<optim::ParameterGroup> groups = {{"all", m.parameters}};
+  train::Trainer trainer(m, std::make_shared<optim::AdamW>(groups, optim::AdamOptions{.learning_rate = 3e-3}), {.micro_batch = micro_batch});
   train::FitOptions fit{.epochs = 1000, .steps = 50, .progress = train::ProgressStyle::Off};
   fit.on_step = [](const train::StepReport& r) { std::printf("%.17g\n", r.loss); };
   trainer.fit(rows, micro_batch > 0 ? cross_entropy() : mean_cross_entropy(), fit);
