@@ -1,6 +1,7 @@
 // A small GPT in C++, trained byte by byte on a text file, without a limit and within one.
 //   train_text_cpp FILE SHARE     e.g. train_text_cpp .venv/lib/python3.11/site-packages/torch/_torch_docs.py 0.4
 // The second run may use that share of the first one's peak. Its batches are then split; the losses stay the same.
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include <cmath>

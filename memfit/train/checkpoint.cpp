@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <map>
 #include <mutex>
 
 #include "memfit/core/error.h"
@@ -95,7 +96,8 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto part = c10::static_intrusive_pointer_cast<Part>(context->saved_data["part"].toCapsule());
+    const auto capsule = context->saved_data["part"].toCapsule();
+    const auto* part = static_cast<const Part*>(capsule.get());
     variable_list inputs;
     for (const Tensor& in : context->get_saved_variables()) {
       inputs.push_back(in.defined() ? in.detach().set_requires_grad(in.requires_grad()) : in);

@@ -3,6 +3,7 @@
 //   train_program scaler FOLDER            gradients with inf and nan; prints scale, tracker and whether it stepped
 //   train_program model NAME FOLDER SPLIT  trains MLP, CNN, GPT or LSTM 50 steps on given weights and data
 //   train_program run FOLDER CHECKPOINTS   50 steps with dropout and shuffling, a checkpoint every other step
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include <fcntl.h>
