@@ -11,6 +11,7 @@
 
 #include <concepts>
 #include <functional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at
 
 /// checkpoint(f, a, b): for functions of tensors that give one tensor. Other arguments go into the lambda.
 template <class Function, class... Tensors>
-  requires(std::invocable<Function, const at::Tensor&, const Tensors&...> && !std::derived_from<Function, torch::detail::ModuleHolderIndicator>)
+  requires(std::invocable<Function, const at::Tensor&, const Tensors&...> && !std::is_base_of_v<torch::detail::ModuleHolderIndicator, Function>)
 at::Tensor checkpoint(Function function, const at::Tensor& first, const Tensors&... others) {
   TensorFunction wrapped = [function = std::move(function)](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return [&]<std::size_t... I>(std::index_sequence<I...>) { return std::vector<at::Tensor>{function(in[I]...)}; }(
