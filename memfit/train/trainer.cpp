@@ -68,6 +68,8 @@ void Trainer::check(const Loss& loss) const {
 
 std::vector<Batch> Trainer::next_window(BatchSource& source, Run& run) {
   run.source_before = source.state();
+  run.generator_before.reset();
+  persist([&] { run.generator_before = generator_state(); }, "copying the generator", run);
   std::vector<Batch> window;
   bool again = false;
   persist(
@@ -159,8 +161,9 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
   if (options.epochs < 1) throw UsageError(fmt::format("Trainer: {} epochs; there is at least 1.", options.epochs));
   FitResult result;
   Progress progress(*options.out, options.progress, options.steps);
-  Run run{options, progress, result, std::nullopt, {}, ""};
-  source.reset(epoch_);
+  Run run{options, progress, result, std::nullopt, {}, {}, ""};
+  const auto begin_epoch = [&] { persist([&] { source.reset(epoch_); }, "beginning an epoch", run); };
+  begin_epoch();
   if (!options.checkpoint_dir.empty()) {
     run.folder.emplace(options.checkpoint_dir, options.keep);
     resume(source, run);
@@ -171,7 +174,9 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
   std::int64_t saved_at = step_;
   const auto checkpoint = [&] {
     if (!run.folder || saved_at == step_) return;
-    save(source.state(), run);
+    at::Tensor generator;
+    persist([&] { generator = generator_state(); }, "copying the generator", run);
+    save(source.state(), generator, run);
     saved_at = step_;
   };
   while (epoch_ < options.epochs && !ended()) {
@@ -186,9 +191,11 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
     }
     if (ended()) break;
     ++epoch_;
-    source.reset(epoch_);
+    begin_epoch();
     if (options.validate != nullptr) {
-      result.validation.push_back(evaluate(*options.validate, loss));
+      double value = 0;
+      persist([&] { value = evaluate(*options.validate, loss); }, "validation", run);
+      result.validation.push_back(value);
       progress.say(fmt::format("epoch {}: validation loss {:.6g}", epoch_ - 1, result.validation.back()));
     }
     checkpoint();

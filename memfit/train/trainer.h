@@ -115,7 +115,7 @@ class Trainer {
   bool halve_micro_batch(const std::vector<Batch>& window, const Loss& loss);
 
   std::vector<NamedTensor> tensors_of_run() const;
-  std::string save(const nlohmann::json& source_state, Run& run) const;
+  std::string save(const nlohmann::json& source_state, const at::Tensor& generator, Run& run) const;
   void resume(BatchSource& source, Run& run);
   at::Tensor generator_state() const;
 

@@ -142,7 +142,8 @@ void Trainer::persist(const std::function<void()>& what, const char* name, Run& 
 
 void Trainer::stop(const std::string& why, bool state_is_whole, Run& run) {
   std::string where = run.newest_checkpoint;
-  if (run.folder && state_is_whole) where = save(run.source_before, run);
+  state_is_whole = state_is_whole && run.generator_before.defined();
+  if (run.folder && state_is_whole) where = save(run.source_before, run.generator_before, run);
   throw TrainingStopped(where.empty() ? why + ". There is no checkpoint; set checkpoint_dir to have one."
                                       : fmt::format("{}. {} holds the run as it was{}; fit() with the same checkpoint_dir goes on there.", why, where,
                                                     state_is_whole ? " before this step" : " when it was last saved"),
@@ -161,10 +162,10 @@ std::vector<NamedTensor> Trainer::tensors_of_run() const {
   return out;
 }
 
-std::string Trainer::save(const nlohmann::json& source_state, Run& run) const {
+std::string Trainer::save(const nlohmann::json& source_state, const at::Tensor& generator, Run& run) const {
   std::vector<NamedTensor> tensors = tensors_of_run();
   for (const NamedTensor& t : optimizer_->state_tensors()) tensors.push_back({kOptimizer + t.name, t.tensor});
-  tensors.push_back({kGenerator, generator_state()});
+  tensors.push_back({kGenerator, generator});
   const nlohmann::json state = {{"step", step_}, {"epoch", epoch_}, {"micro_batch", micro_batch_}, {"may_split", may_split_}, {"source", source_state},
                                 {"optimizer", optimizer_->state()}, {"scaler", scaler_.state()}};
   run.newest_checkpoint = run.folder->save(step_, tensors, state);
