@@ -147,6 +147,7 @@ StepReport Trainer::train_step(const std::vector<Batch>& window, const Loss& los
 }
 
 void Trainer::update_parameters(StepReport& report, Run& run) {
+  run.generator_before.reset();  // from here on the state before the step is gone
   bool stepped = true;
   // A step that fails remembers how far it came: it is called again, not undone.
   persist([&] { stepped = scaler_.step(*optimizer_); }, "updating parameters", run);
@@ -185,6 +186,7 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
       if (window.empty()) break;
       if (!micro_batch_chosen_) choose_micro_batch(window, loss, run);
       const StepReport report = train_step(window, loss, run);
+      run.generator_before.reset();
       progress.step(report);
       if (options.on_step) options.on_step(report);
       if (options.checkpoint_every > 0 && step_ % options.checkpoint_every == 0) checkpoint();

@@ -111,7 +111,7 @@ class Trainer {
   StepReport train_step(const std::vector<Batch>& window, const Loss& loss, Run& run);
   void update_parameters(StepReport& report, Run& run);
   void persist(const std::function<void()>& what, const char* name, Run& run);
-  [[noreturn]] void stop(const std::string& why, bool state_is_whole, Run& run);
+  [[noreturn]] void stop(const std::string& why, Run& run);
   bool halve_micro_batch(const std::vector<Batch>& window, const Loss& loss);
 
   std::vector<NamedTensor> tensors_of_run() const;

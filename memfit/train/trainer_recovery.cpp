@@ -100,7 +100,7 @@ std::optional<double> Trainer::try_gradients(const std::vector<Batch>& window, c
       if (value && !scaler_.enabled() && !std::isfinite(*value)) {
         before->put_back();
         optimizer_->zero_grad();
-        stop(fmt::format("step {}: the loss is {}", step_ + 1, *value), true, run);
+        stop(fmt::format("step {}: the loss is {}", step_ + 1, *value), run);
       }
       if (value) {
         scaler_.unscale(*optimizer_);
@@ -118,7 +118,7 @@ std::optional<double> Trainer::try_gradients(const std::vector<Batch>& window, c
     if (session_) memory::CpuAllocator::instance().trim(0);
     // Once as it was, which gives the same bits; then in finer parts.
     const bool again = attempt < options_.tries && (attempt == 1 || halve_micro_batch(window, loss));
-    if (!again) stop(fmt::format("step {} did not fit into memory in {} tries", step_ + 1, attempt), true, run);
+    if (!again) stop(fmt::format("step {} did not fit into memory in {} tries", step_ + 1, attempt), run);
     run.progress.say(fmt::format("step {}: an allocation was refused; taken back and tried again{}", step_ + 1,
                                  attempt == 1 ? "" : fmt::format(" with {} rows at a time", micro_batch_)));
   }
@@ -135,14 +135,14 @@ void Trainer::persist(const std::function<void()>& what, const char* name, Run& 
     ++run.result.retries;
     if (session_) memory::CpuAllocator::instance().trim(0);
     if (attempt == options_.tries) {
-      stop(fmt::format("step {}: {} did not fit into memory in {} tries", step_ + 1, name, attempt), !optimizer_->unfinished(), run);
+      stop(fmt::format("step {}: {} did not fit into memory in {} tries", step_ + 1, name, attempt), run);
     }
   }
 }
 
-void Trainer::stop(const std::string& why, bool state_is_whole, Run& run) {
+void Trainer::stop(const std::string& why, Run& run) {
   std::string where = run.newest_checkpoint;
-  state_is_whole = state_is_whole && run.generator_before.defined();
+  const bool state_is_whole = run.generator_before.defined();
   if (run.folder && state_is_whole) where = save(run.source_before, run.generator_before, run);
   throw TrainingStopped(where.empty() ? why + ". There is no checkpoint; set checkpoint_dir to have one."
                                       : fmt::format("{}. {} holds the run as it was{}; fit() with the same checkpoint_dir goes on there.", why, where,

@@ -21,7 +21,7 @@ struct Trainer::Run {
   FitResult& result;
   std::optional<CheckpointFolder> folder;
   nlohmann::json source_before;  // where the source stood before the window that is trained on
-  at::Tensor generator_before;    // and the generator; taken in advance, for there may be no memory when it is needed
+  at::Tensor generator_before;    // and the generator, taken in advance: defined while the whole run is as it was then
   std::string newest_checkpoint;
 };
 
