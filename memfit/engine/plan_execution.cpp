@@ -22,6 +22,7 @@ constexpr std::uint32_t kMostChanges = 4;
 // The search takes about 0.3 s at effort 1; it may take this share of the time that the step takes.
 constexpr double kEffortPerSecond = 3.0;
 constexpr double kLeastEffort = 0.05;
+constexpr std::int64_t kMostWork = 100'000'000, kMostWorkPerOp = 5'000;   // about a second; what is not found by then is left to the online policy
 constexpr double kOffloadEffort = 0.2;  // there is much more to try
 // Left free for what no plan knows of: bookkeeping in tensors, small values.
 constexpr std::uint64_t kLeastSlack = 32 << 10;
@@ -363,6 +364,7 @@ bool Engine::search_plan(PlannedStep& planned) {
   plan::PlanOptions options;
   options.limit = Bytes(planned.limit - std::min(planned.slack, planned.limit));
   options.effort = std::clamp(planned.step.seconds.count() * kEffortPerSecond, kLeastEffort, 1.0);
+  options.most_work = kMostWork + kMostWorkPerOp * static_cast<std::int64_t>(planned.step.ops.size());
   if (offload_ && !offload_full_) {
     options.offload = plan::OffloadTarget{offload_->limit(), offload_->traffic()};
     options.effort = std::min(options.effort, kOffloadEffort);

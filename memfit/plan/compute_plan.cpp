@@ -63,6 +63,7 @@ Floor forced_floor(const Step& step, const PlanOptions& options) {
 
 detail::SearchOptions search_options(const PlanOptions& options) {
   detail::SearchOptions out{options.effort, options.seed, options.recompute, options.pack, std::nullopt};
+  if (options.most_work > 0) out.most_work = options.most_work;
   if (options.offload && options.offload->traffic.write_bytes_per_second > 0 &&
       options.offload->traffic.read_bytes_per_second > 0) {
     const Traffic& traffic = options.offload->traffic;

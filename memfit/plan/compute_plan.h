@@ -24,6 +24,7 @@ struct PlanOptions {
   bool recompute = true;                 // default: yes. Off only to see what packing and offload can do alone
   bool pack = true;                      // default: yes, where the trace says that a value is packable
   double effort = 1.0;     // scales the work of the search; 0.1 is good for curves, 10 for the last per cent
+  std::int64_t most_work = 0;            // elementary operations of one search after which it gives up (1e8: about a second); 0: no bound
   std::uint64_t seed = 1;  // of the search
 };
 

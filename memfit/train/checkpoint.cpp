@@ -129,7 +129,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 }  // namespace
 
-std::vector<Tensor> checkpoint(TensorFunction function, const std::vector<Tensor>& inputs, const CheckpointOptions& options) {
+std::vector<Tensor> checkpoint_function(TensorFunction function, const std::vector<Tensor>& inputs, const CheckpointOptions& options) {
   if (!at::GradMode::is_enabled()) return function(inputs);
   auto part = c10::make_intrusive<Part>();
   part->function = std::move(function);

@@ -27,11 +27,18 @@ struct CheckpointOptions {
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 /// Throws:   UsageError when `function` gives no tensor, or other shapes in the second run than in the first.
-std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});
+std::vector<at::Tensor> checkpoint_function(TensorFunction function, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});
+
+/// The same for whatever makes a TensorFunction. A module is none, and only asking whether it is one would not compile.
+template <class Function>
+  requires(!std::is_base_of_v<torch::detail::ModuleHolderIndicator, Function> && std::constructible_from<TensorFunction, Function>)
+std::vector<at::Tensor> checkpoint(Function function, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {}) {
+  return checkpoint_function(TensorFunction(std::move(function)), inputs, options);
+}
 
 /// checkpoint(f, a, b): for functions of tensors that give one tensor. Other arguments go into the lambda.
 template <class Function, class... Tensors>
-  requires(std::invocable<Function, const at::Tensor&, const Tensors&...> && !std::is_base_of_v<torch::detail::ModuleHolderIndicator, Function>)
+  requires(!std::is_base_of_v<torch::detail::ModuleHolderIndicator, Function> && std::invocable<Function, const at::Tensor&, const Tensors&...>)
 at::Tensor checkpoint(Function function, const at::Tensor& first, const Tensors&... others) {
   TensorFunction wrapped = [function = std::move(function)](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return [&]<std::size_t... I>(std::index_sequence<I...>) { return std::vector<at::Tensor>{function(in[I]...)}; }(

@@ -74,6 +74,7 @@ struct Outcome {
   std::vector<Tensor> values;
   FitResult result;
   std::int64_t micro_batch = 0;
+  std::uint64_t allocations = 0;   // of fit()
 };
 
 bool same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
@@ -88,12 +89,27 @@ FitOptions quiet(FitOptions o = {}) {
   return o;
 }
 
-Outcome train(nn::Sequential model, BatchSource& source, const Loss& loss, TrainerOptions options, FitOptions fit) {
+/// `failures` allocations in a row are refused, after the first `after` of fit().
+struct Fault {
+  std::uint64_t after = 0, failures = 0;
+};
+
+Outcome train(nn::Sequential model, BatchSource& source, const Loss& loss, TrainerOptions options, FitOptions fit, Fault fault = {}) {
+  auto& allocator = memory::CpuAllocator::instance();
   Trainer trainer(model_of(model), std::make_shared<optim::AdamW>(*model, optim::AdamOptions{.learning_rate = 1e-2}), options);
   Outcome out;
   fit = quiet(fit);
   fit.on_step = [&](const StepReport& r) { out.losses.push_back(r.loss); };
-  out.result = trainer.fit(source, loss, fit);
+  const std::uint64_t before = allocator.ledger().allocations;
+  allocator.fail_after(fault.after, fault.failures);
+  try {
+    out.result = trainer.fit(source, loss, fit);
+  } catch (...) {
+    allocator.fail_after(0, 0);
+    throw;
+  }
+  allocator.fail_after(0, 0);
+  out.allocations = allocator.ledger().allocations - before;
   for (const Tensor& p : model->parameters()) out.values.push_back(p.detach().clone());
   for (const Tensor& b : model->buffers()) out.values.push_back(b.clone());
   out.micro_batch = trainer.micro_batch();
@@ -162,12 +178,12 @@ TEST_F(TrainerTest, SplitBatchesFollowTheUnsplitRun) {
 TEST_F(TrainerTest, UnderALimitItSplitsByPredictionAndKeepsTheLosses) {
   auto model = [] {
     at::manual_seed(3);
-    return nn::Sequential(nn::Linear(512, 512), nn::Tanh(), nn::Linear(512, 512), nn::Tanh(), nn::Linear(512, 4));
+    return nn::Sequential(nn::Linear(128, 128), nn::Tanh(), nn::Linear(128, 128), nn::Tanh(), nn::Linear(128, 4));
   };
-  Rows source(2048, 1024, 512);
+  Rows source(16384, 8192, 128);
   const Outcome plain = train(model(), source, cross_entropy(), {}, {.epochs = 2});
   std::vector<Bytes> peaks;
-  const Bytes limit = 24_MiB;
+  const Bytes limit = 16_MiB;
   nn::Sequential limited = model();
   Trainer trainer(model_of(limited), std::make_shared<optim::AdamW>(*limited, optim::AdamOptions{.learning_rate = 1e-2}), {.memory = limit});
   std::vector<double> losses;
@@ -178,7 +194,7 @@ TEST_F(TrainerTest, UnderALimitItSplitsByPredictionAndKeepsTheLosses) {
   };
   EXPECT_EQ(trainer.fit(source, cross_entropy(), fit).retries, 0);
   EXPECT_GT(trainer.micro_batch(), 0);
-  EXPECT_LT(trainer.micro_batch(), 1024);
+  EXPECT_LT(trainer.micro_batch(), 8192);
   ASSERT_EQ(losses.size(), plain.losses.size());
   for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], plain.losses[i], 1e-6 * plain.losses[i]) << i;
 }
@@ -204,9 +220,7 @@ TEST_F(TrainerTest, FailedAllocationsAreTakenBackBitForBit) {
     std::int64_t retries = 0;
     std::mt19937_64 random(17);
     for (int i = 0; i < 100; ++i) {
-      allocator.fail_after(100 + random() % 1500, 1);
-      const Outcome hit = train(net(true), source, cross_entropy(), options, {.epochs = 2});
-      allocator.fail_after(0, 0);
+      const Outcome hit = train(net(true), source, cross_entropy(), options, {.epochs = 2}, {random() % calm.allocations, 1});
       ASSERT_TRUE(same(hit.values, calm.values)) << "fault " << i;
       ASSERT_EQ(hit.losses, calm.losses) << "fault " << i;
       retries += hit.result.retries;
@@ -222,16 +236,13 @@ TEST_F(TrainerTest, WhenNothingHelpsItStopsWithACheckpointToGoOnFrom) {
   const std::string folder = new_folder("stop");
   const TrainerOptions options{.memory = 64_MiB};
   const Outcome calm = train(net(), source, cross_entropy(), options, {.epochs = 2});
-  auto& allocator = memory::CpuAllocator::instance();
   std::string checkpoint;
-  allocator.fail_after(600, 1000000);
   try {
-    train(net(), source, cross_entropy(), options, {.epochs = 2, .checkpoint_dir = folder});
+    train(net(), source, cross_entropy(), options, {.epochs = 2, .checkpoint_dir = folder}, {calm.allocations / 2, 1000000});
   } catch (const TrainingStopped& e) {
     checkpoint = e.checkpoint();
     EXPECT_THAT(e.what(), HasSubstr("fit() with the same checkpoint_dir goes on there"));
   }
-  allocator.fail_after(0, 0);
   ASSERT_FALSE(checkpoint.empty());
   nn::Sequential other = net();
   for (const Tensor& p : other->parameters()) p.variable_data().fill_(7);  // all of it must come from the checkpoint

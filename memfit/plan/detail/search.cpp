@@ -190,7 +190,7 @@ bool Search::repair(const Weighting& weighting) {
   std::vector<std::int32_t> gaps;
   const std::size_t most_rounds = 100 + 8 * p_.gaps.size();
   for (std::size_t round = 0; !s_.feasible(); ++round) {
-    if (round > most_rounds) return false;
+    if (round > most_rounds || s_.work > options_.most_work) return false;
     Move best;
     double best_score = 0;
     auto consider = [&](std::int32_t g) {
@@ -233,7 +233,7 @@ bool Search::repair(const Weighting& weighting) {
 void Search::repair_in_batches() {
   std::vector<std::int32_t> gaps;
   const auto batch = static_cast<std::int32_t>(p_.gaps.size() / 800);
-  for (int round = 0; round < 3000 && !s_.feasible(); ++round) {
+  for (int round = 0; round < 3000 && !s_.feasible() && s_.work <= options_.most_work; ++round) {
     Weighting weighting;
     weighting.tries = batch;
     shortlist(weighting, gaps);

@@ -24,6 +24,7 @@ struct SearchOptions {
   bool recompute = true;
   bool pack = true;
   std::optional<OffloadChannels> offload;
+  std::int64_t most_work = std::int64_t{1} << 62;
 };
 
 class Search {
