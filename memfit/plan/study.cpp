@@ -48,7 +48,7 @@ std::vector<CurvePoint> compute_curve(const Step& step, const StudyOptions& opti
     CurvePoint point;
     const auto range = static_cast<double>((peak - floor).count());
     point.limit = i + 1 == points ? peak : Bytes(floor.count() + static_cast<std::uint64_t>(range * i / (points - 1)));
-    if (i > 0 && point.limit == curve.back().limit) continue;
+    if (!curve.empty() && point.limit == curve.back().limit) continue;
     try {
       const Plan plan = compute_plan(step, plan_options(options, point.limit, kCurveEffort));
       point.peak = plan.predicted_peak;
