@@ -14,6 +14,7 @@
 
 #include "memfit/device/address_space.h"
 #include "memfit/device/process_memory.h"
+#include "memfit/engine/detail/tensors.h"
 #include "memfit/engine/detail/ticks.h"
 #include "memfit/engine/out_of_budget.h"
 
@@ -36,13 +37,6 @@ constexpr std::uint64_t kSnapshotBytes = 4096;
 constexpr int kPart = -2;  // instead of an index in a list argument: tensor inside a sparse one
 // Results below this are cheaper kept than recorded.
 constexpr std::uint64_t kMinRecordedBytes = 128;
-
-const DispatchKeySet kOpaqueKeys{DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::Quantized,
-                                 DispatchKey::NestedTensor, DispatchKey::MkldnnCPU};
-
-bool is_opaque(const at::Tensor& t) {
-  return t.key_set().has_any(kOpaqueKeys) || !t.unsafeGetTensorImpl()->has_storage();
-}
 
 void hook(const c10::OperatorHandle& op, DispatchKeySet keys, DispatchKeySet rest, torch::jit::Stack* stack) {
   Engine::instance().run_op(op, keys, rest, stack);
@@ -207,7 +201,7 @@ void Engine::run_op(const c10::OperatorHandle& op, DispatchKeySet keys, Dispatch
   const std::uint64_t t0 = detail::ticks();
   Call call;
   call.rule = &rule;
-  call.opaque = keys.has_any(kOpaqueKeys);
+  call.opaque = keys.has_any(detail::kOpaqueKeys);
   begin(call, *stack);
   std::optional<Recorder::Running> running;
   if (recording()) begin_recorded(running, rule, keys, *stack);
@@ -328,7 +322,7 @@ void Engine::run_escaping(const c10::OperatorHandle& op, const OpRule& rule, Dis
 void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t arg, int element, bool written,
                             bool hidden) {
   if (!tensor.defined()) return;
-  if (is_opaque(tensor)) {
+  if (detail::is_opaque(tensor)) {
     call.opaque = true;
     if (tensor.is_sparse()) {
       auto* impl = at::sparse::get_sparse_impl(tensor);
@@ -348,7 +342,7 @@ void Engine::collect_tensor(Call& call, const at::Tensor& tensor, std::uint32_t 
     }
     if (!tensor.unsafeGetTensorImpl()->has_storage()) return;
   }
-  if (!tensor.device().is_cpu()) {
+  if (!detail::is_ours(tensor)) {
     call.foreign = true;
     return;
   }
@@ -469,7 +463,7 @@ void Engine::keep_state(Call& call) {
       make_source(a.value);
     if (several_op_threads_) continue;  // another one may be setting the gradient
     const at::Tensor& gradient = a.tensor->grad();
-    if (!gradient.defined() || is_opaque(gradient) || !gradient.device().is_cpu()) continue;
+    if (!gradient.defined() || detail::is_opaque(gradient) || !detail::is_ours(gradient)) continue;
     Value* value = value_of(gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), false);
     if (value != nullptr && value->resident) make_source(value);
   }
@@ -641,9 +635,9 @@ void Engine::finish(Call& call, const torch::jit::Stack& stack) {
       return;
     }
     Value* made = nullptr;
-    if (is_opaque(tensor)) {
+    if (detail::is_opaque(tensor)) {
       call.opaque_result = true;
-    } else if (tensor.device().is_cpu()) {
+    } else if (detail::is_ours(tensor)) {
       c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
       if (data.get_deleter() == &CpuAllocator::delete_block && data.get_context() != nullptr) {

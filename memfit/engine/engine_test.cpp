@@ -1,4 +1,5 @@
 // Small programs under limits, in one process of one door: MEMFIT_TEST_DOOR says which ("fake", "generic_mode").
+// MEMFIT_TEST_DEVICE=fake: large blocks come from a device that can be made as small as a test likes.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,6 +16,7 @@
 #include "memfit/engine/engine.h"
 #include "memfit/engine/out_of_budget.h"
 #include "memfit/engine/session.h"
+#include "memfit/testing/fake_device.h"
 
 namespace memfit::engine {
 namespace {
@@ -29,6 +31,24 @@ std::string door() {
   const char* name = std::getenv("MEMFIT_TEST_DOOR");
   return name == nullptr ? "" : name;
 }
+
+/// nullptr when the tests run on the host.
+memfit::testing::FakeDevice* fake_device() {
+  static memfit::testing::FakeDevice* const device = [] {
+    const char* name = std::getenv("MEMFIT_TEST_DEVICE");
+    return name != nullptr && std::string_view(name) == "fake" ? new memfit::testing::FakeDevice(std::uint64_t{4} << 30) : nullptr;
+  }();
+  return device;
+}
+
+/// Before the first large block is taken from the host.
+class OnDevice final : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    if (fake_device() != nullptr) allocator().set_device(*fake_device());
+  }
+};
+[[maybe_unused]] const auto* const on_device = ::testing::AddGlobalTestEnvironment(new OnDevice);
 
 SessionOptions options(std::uint64_t limit) {
   SessionOptions o;
@@ -83,7 +103,9 @@ void expect_exact(const std::function<Tensors()>& program, const std::vector<dou
     plain = bits_of(program());
   }
   const Run idle = run(program, 0);
-  if (!plain.empty()) EXPECT_EQ(idle.bits, plain) << "other bits without any limit";
+  if (!plain.empty()) {
+    EXPECT_EQ(idle.bits, plain) << "other bits without any limit";
+  }
   for (const double fraction : fractions) {
     const auto limit = idle.base + static_cast<std::uint64_t>(fraction * static_cast<double>(idle.peak - idle.base));
     const Run tight = run(program, limit);
@@ -93,7 +115,7 @@ void expect_exact(const std::function<Tensors()>& program, const std::vector<dou
   }
 }
 
-class EngineTest : public testing::Test {
+class EngineTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { at::set_num_threads(1); }
   void TearDown() override { allocator().fail_after(0, 0); }
@@ -459,6 +481,42 @@ TEST_F(EngineTest, AStepThatNeedsTheSmallestLimitItWasToldPassesTheSamePoint) {
   ASSERT_GT(least, 0u);
   session.set_tensor_memory(Bytes(least));
   EXPECT_NO_THROW(at::ones({512, 1024}));
+}
+
+TEST_F(EngineTest, ADeviceSmallerThanTheLimitIsEnoughToo) {
+  if (fake_device() == nullptr) GTEST_SKIP() << "the host cannot be made small: engine.fake_device runs this";
+  auto program = [] {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 12; ++i) {
+      net->push_back(torch::nn::Linear(64, 64));
+      net->push_back(torch::nn::Tanh());
+    }
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+    const Tensor x = torch::randn({1024, 64});
+    return train(net, optimizer, 3, [&] { return net->forward(x).square().mean(); });
+  };
+  const std::uint64_t roomy = std::uint64_t{4} << 30;
+  allocator().trim(0);
+  const std::uint64_t before = fake_device()->committed();
+  const engine::Run idle = run(program, roomy);
+  EXPECT_EQ(idle.evictions, 0u);
+  const std::uint64_t peak = idle.peak - idle.base;
+  const std::uint64_t refused = fake_device()->refused();
+  fake_device()->set_bytes(before + peak * 6 / 10);
+  const engine::Run tight = run(program, roomy);
+  EXPECT_EQ(tight.bits, idle.bits);
+  EXPECT_GT(tight.evictions, 0u);
+  EXPECT_GT(fake_device()->refused(), refused);
+  EXPECT_LE(fake_device()->committed(), before + peak * 6 / 10);
+  fake_device()->set_bytes(before + peak / 20);
+  try {
+    run(program, roomy);
+    ADD_FAILURE() << "no op fits";
+  } catch (const OutOfBudget& error) {
+    EXPECT_NE(std::string(error.what()).find("the device (fake) has not so much left"), std::string::npos) << error.what();
+  }
+  fake_device()->set_bytes(roomy);
+  EXPECT_EQ(run(program, roomy).bits, idle.bits) << "the program goes on when there is room again";
 }
 
 TEST_F(EngineTest, BookkeepingGoesWithTheTensorsItIsAbout) {

@@ -220,18 +220,32 @@ void Engine::refuse(std::uint64_t bytes) {
     holders += fmt::format("{}{} by {}", holders.empty() ? "" : ", ", format_bytes(Bytes(h.bytes)),
                            h.op.empty() ? "the program" : h.op);
   }
-  const std::string text = fmt::format(
-      "memfit: {} asked for {} in op {}, and it does not fit. Limit {} = live {} + headroom {}; of what is live {} "
-      "could be "
-      "made again and has been or is in use now, the rest is parameters, state, inputs and what was written by hand. "
-      "{}Largest holders: {}. The smallest limit that gets past this point is about {}: --tensor-memory {}B.",
-      memory::set_current_op(""), format_bytes(Bytes(bytes)), sequence_, format_bytes(Bytes(allocator_.limit())),
-      format_bytes(Bytes(ledger.live)), format_bytes(Bytes(allocator_.limit()) - Bytes(ledger.live)),
-      format_bytes(Bytes(evictable_bytes)),
-      memory_limit_ == 0 ? ""
-                         : fmt::format("Of --memory {}, {} are not tensors. ",
-                                       format_bytes(Bytes(memory_limit_.load())), format_bytes(Bytes(other_memory_))),
-      holders, format_bytes(least), least.count());
+  const std::uint64_t limit = allocator_.limit();
+  const std::string asked = fmt::format("memfit: {} asked for {} in op {}", memory::set_current_op(""),
+                                        format_bytes(Bytes(bytes)), sequence_);
+  const std::string held = fmt::format(
+      "of what is live {} could be made again and has been or is in use now, the rest is parameters, state, inputs and "
+      "what was written by hand. ",
+      format_bytes(Bytes(evictable_bytes)));
+  const std::string others = memory_limit_ == 0
+                                 ? ""
+                                 : fmt::format("Of --memory {}, {} are not tensors. ",
+                                               format_bytes(Bytes(memory_limit_.load())), format_bytes(Bytes(other_memory_)));
+  std::string text;
+  if (limit != 0 && ledger.live + bytes > limit) {
+    text = fmt::format(
+        "{}, and it does not fit. Limit {} = live {} + headroom {}; {}{}Largest holders: {}. The smallest limit that gets "
+        "past this point is about {}: --tensor-memory {}B.",
+        asked, format_bytes(Bytes(limit)), format_bytes(Bytes(ledger.live)), format_bytes(Bytes(limit) - Bytes(ledger.live)),
+        held, others, holders, format_bytes(least), least.count());
+  } else {
+    text = fmt::format(
+        "{}, and the device ({}) has not so much left, although {}. Live are {}; {}Largest holders: {}. Give the device to "
+        "this program alone, or make the model or the batch smaller.",
+        asked, allocator_.device().name(),
+        limit == 0 ? "no limit is set: with one, tensors are evicted" : "the limit of " + format_bytes(Bytes(limit)) + " allows it",
+        format_bytes(Bytes(ledger.live)), held, holders);
+  }
   if (status_ != nullptr) {
     status_->least_limit_bytes = least.count();
     status_->ops_at_last_refusal = ops_.load();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "memfit/engine/detail/tensors.h"
 #include "memfit/engine/detail/ticks.h"
 #include "memfit/engine/engine.h"
 
@@ -30,14 +31,7 @@ constexpr std::uint64_t kSure = 3;  // whole steps
 // Below this a short form is not worth its bookkeeping.
 constexpr std::uint64_t kLeastPacked = 16 << 10;
 
-const DispatchKeySet kOpaqueKeys{DispatchKey::Sparse, DispatchKey::SparseCsr, DispatchKey::Quantized,
-                                 DispatchKey::NestedTensor, DispatchKey::MkldnnCPU};
-
 thread_local Recorder::Running* mine = nullptr;  // the op that this thread runs
-
-bool is_opaque(const at::Tensor& t) {
-  return t.key_set().has_any(kOpaqueKeys) || !t.unsafeGetTensorImpl()->has_storage();
-}
 
 /// Calls `visit` for what a sparse tensor is made of.
 template <class Visit>
@@ -438,7 +432,7 @@ void Recorder::begin(Running& run, DispatchKeySet keys, const torch::jit::Stack&
   run.op_ = number;
   run.epoch_ = epoch_;
   run.serial_ = ++serial_;
-  run.opaque_ = keys.has_any(kOpaqueKeys);
+  run.opaque_ = keys.has_any(detail::kOpaqueKeys);
   run.hash_ = hash_of(run.rule_, stack);
   log_.ops[number].live = allocator_.ledger().program;
   log_.ops[number].inputs = static_cast<std::uint32_t>(log_.operands.size());
@@ -473,7 +467,7 @@ Replay Recorder::replay_of(const Running& run) {
 
 std::uint64_t Recorder::hash_tensor(std::uint64_t hash, const at::Tensor& tensor) {
   if (!tensor.defined()) return hash;
-  if (is_opaque(tensor)) {
+  if (detail::is_opaque(tensor)) {
     for_each_part(tensor, [&](const at::Tensor& part) { hash = hash_tensor(hash, part); });
     return hash;
   }
@@ -490,13 +484,13 @@ std::uint64_t Recorder::hash_of(const OpRule& rule, const torch::jit::Stack& sta
 
 void Recorder::use(Running& run, const at::Tensor& tensor, bool written, bool hidden, bool opaque) {
   if (!tensor.defined()) return;
-  if (is_opaque(tensor)) {
+  if (detail::is_opaque(tensor)) {
     run.opaque_ = opaque = true;
     for_each_part(tensor, [&](const at::Tensor& part) { use(run, part, false, false, true); });
     if (!tensor.unsafeGetTensorImpl()->has_storage()) return;
   }
   c10::StorageImpl* storage = storage_of(tensor);
-  Block* block = tensor.device().is_cpu() ? block_of(storage) : nullptr;
+  Block* block = detail::is_ours(tensor) ? block_of(storage) : nullptr;
   if (block == nullptr) {
     run.foreign_ = true;
     return;
@@ -531,7 +525,7 @@ void Recorder::use_storage(Running& run, const at::Tensor& tensor, Block* block,
   if ((!again && !blank) || was_blank) {
     const std::uint32_t value = value_of(block->requested, entry);
     log_.operands.push_back(value);
-    run.inputs_.push_back({value, block});
+    run.inputs_.push_back({value, block, {}});
     if (!opaque && log_.values[value].shape == StepLog::kNone && tensor.nbytes() == block->requested)
       shape_value(value, tensor);
   }
@@ -556,7 +550,7 @@ void Recorder::note_leaf(const at::Tensor& tensor, Entry& entry, bool written) {
     mark(entry, StepLog::kParameter);
   if (several_op_threads_) return;  // another one may be setting the gradient
   const at::Tensor& gradient = tensor.grad();
-  if (!gradient.defined() || is_opaque(gradient) || !gradient.device().is_cpu()) return;
+  if (!gradient.defined() || detail::is_opaque(gradient) || !detail::is_ours(gradient)) return;
   Block* block = block_of(storage_of(gradient));
   if (block == nullptr) return;
   Entry* of_gradient = find(block, block->birth);
@@ -584,7 +578,7 @@ void Recorder::end(Running& run, const torch::jit::Stack* stack, std::uint64_t t
   op.outputs = static_cast<std::uint32_t>(log_.operands.size());
   const auto first_output = static_cast<std::uint32_t>(log_.values.size());
   // Whatever no result leads to is out of sight, so it is pinned until one does.
-  for (Block* block : run.taken_) run.outputs_.push_back({new_output(block, run.op_, StepLog::kPinned), block});
+  for (Block* block : run.taken_) run.outputs_.push_back({new_output(block, run.op_, StepLog::kPinned), block, {}});
   op.workspace = run.own_peak_ - std::min(run.own_peak_, run.own_);
   if (stack != nullptr) end_results(run, *stack, first_output);
   if (!run.rule_.resizes) end_writes(run);
@@ -595,7 +589,7 @@ void Recorder::end(Running& run, const torch::jit::Stack* stack, std::uint64_t t
 
 void Recorder::end_results(Running& run, const torch::jit::Stack& stack, std::uint32_t first_output) {
   auto take = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || is_opaque(tensor) || !tensor.device().is_cpu()) return;
+    if (!tensor.defined() || detail::is_opaque(tensor) || !detail::is_ours(tensor)) return;
     c10::StorageImpl* storage = storage_of(tensor);
     Block* block = block_of(storage);
     if (block == nullptr) return;
@@ -699,7 +693,7 @@ void Recorder::custom_op(const OpRule& rule, const torch::jit::Stack& stack) {
   log_.ops.push_back(op);
   ++serial_;
   for_each_argument(rule, stack, [&](const at::Tensor& tensor, bool, bool) {
-    if (!tensor.defined() || is_opaque(tensor) || !tensor.device().is_cpu()) return;
+    if (!tensor.defined() || detail::is_opaque(tensor) || !detail::is_ours(tensor)) return;
     Block* block = block_of(storage_of(tensor));
     if (block == nullptr) return;
     Entry& entry = entry_of(block);

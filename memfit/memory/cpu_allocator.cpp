@@ -7,8 +7,6 @@
 #include <cstring>
 #include <new>
 
-#include "memfit/device/address_space.h"
-
 namespace memfit::memory {
 namespace {
 struct ThreadState {
@@ -99,10 +97,10 @@ Block* CpuAllocator::take(std::uint64_t bytes) {
   std::lock_guard lock(lock_);
   ++ledger_.allocations;
   const bool large = round_up(bytes + sizeof(Block), 64) >= kLarge;
-  const std::uint64_t capacity = round_up(bytes + sizeof(Block), large ? device::page_bytes() : 64);
+  const std::uint64_t capacity = round_up(bytes + sizeof(Block), large ? pool_.device().page_bytes() : 64);
   if (failures_left_ != 0 && is_to_fail()) refuse(bytes);
   if (limit_ != 0 && ledger_.live + bytes > limit_) make_way(bytes);
-  Block* block = large ? take_large(capacity) : take_small(capacity);
+  Block* block = large ? take_large(capacity, bytes) : take_small(capacity);
   block->capacity = capacity;
   ledger_.cached = small_cached_ + pool_.warm();
   keep_under(ceiling(bytes) - bytes);
@@ -206,11 +204,26 @@ Block* CpuAllocator::take_small(std::uint64_t capacity) {
   return block;
 }
 
-Block* CpuAllocator::take_large(std::uint64_t capacity) {
+/// A device may have less than the limit allows. Then what is warm goes first (it may lie in the wrong places), and after
+/// it what the engine can do without.
+Block* CpuAllocator::take_large(std::uint64_t capacity, std::uint64_t bytes) {
   void* pages = pool_.take(capacity);
-  if (pages == nullptr) throw std::bad_alloc();
+  while (pages == nullptr) {
+    if (pool_.warm() > 0) {
+      pool_.discard(pool_.warm());
+      ledger_.cached = small_cached_;
+    } else if (pressure_ == nullptr || !pressure_->make_room(bytes)) {
+      refuse(bytes);
+    }
+    pages = pool_.take(capacity);
+  }
   ledger_.served_cold = pool_.served_cold();
   return static_cast<Block*>(pages);
+}
+
+void CpuAllocator::set_device(device::Device& device) {
+  std::lock_guard lock(lock_);
+  pool_.set_device(device);
 }
 
 std::uint64_t CpuAllocator::trim(std::uint64_t keep) noexcept {

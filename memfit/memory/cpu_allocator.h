@@ -1,5 +1,6 @@
 // The allocator under every CPU tensor: counts requests exactly, holds the limit where memory is taken, keeps freed
 // blocks warm for requests of the same size and gives them back to the system when the limit or the peak asks for it.
+// Small blocks are pieces of the host's heap, large ones pages of a device::Device.
 // Not here: which tensor to evict (engine/evictor.h decides through MemoryPressure).
 // Threads: any; one recursive lock, shared with the engine. Cost: about 60 ns for a block that is reused.
 #pragma once
@@ -87,6 +88,12 @@ class CpuAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &CpuAllocator::delete_block; }
   void copy_data(void* destination, const void* source, std::size_t count) const override;
 
+  /// Take large blocks from another device than the host: before the first of them. Tests use it.
+  void set_device(device::Device& device);
+  const device::Device& device() const { return pool_.device(); }
+  /// Which tensors have their memory from here.
+  static constexpr c10::DeviceType kDeviceType = c10::kCPU;
+
   /// Make this PyTorch's CPU allocator. Storages that exist stay with the old one.
   void install();
 
@@ -145,7 +152,7 @@ class CpuAllocator final : public c10::Allocator {
  private:
   CpuAllocator();
   Block* take_small(std::uint64_t capacity);
-  Block* take_large(std::uint64_t capacity);
+  Block* take_large(std::uint64_t capacity, std::uint64_t bytes);
   void keep_under(std::uint64_t top) noexcept;
   void make_way(std::uint64_t bytes);
   std::uint64_t ceiling(std::uint64_t bytes) const;
@@ -162,7 +169,7 @@ class CpuAllocator final : public c10::Allocator {
   static constexpr std::uint64_t kLarge = 64 << 10;      // blocks of at least this come from the page pool
   std::array<Block*, kLarge / 64> small_cache_{};        // by capacity
   std::uint64_t small_cached_ = 0;
-  PagePool pool_;
+  PagePool pool_{device::host()};
   Block live_head_;                               // list of live blocks
   std::uint64_t holders_peak_ = 0;
   bool holders_stale_ = false;

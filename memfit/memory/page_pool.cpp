@@ -5,12 +5,10 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "memfit/device/address_space.h"
-
 namespace memfit::memory {
 namespace {
 constexpr std::uint64_t kReserve = std::uint64_t{1} << 41;
-constexpr std::uint64_t kGrow = std::uint64_t{64} << 20;
+constexpr std::uint64_t kLeastReserve = std::uint64_t{64} << 20;
 }  // namespace
 
 void PagePool::insert(std::uint64_t address, std::uint64_t bytes, bool warm) {
@@ -39,8 +37,30 @@ void PagePool::erase(Pieces::iterator piece) {
   pieces_.erase(piece);
 }
 
-// Take [address, address + bytes) out of the free pieces that cover it.
+// Put memory behind the cold parts of [address, address + bytes), all or none.
+bool PagePool::commit(std::uint64_t address, std::uint64_t bytes) {
+  const std::uint64_t end = address + bytes;
+  const auto cold_parts = [&](std::uint64_t until, auto visit) {
+    for (auto piece = std::prev(pieces_.upper_bound(address)); piece != pieces_.end() && piece->first < until; ++piece) {
+      const std::uint64_t from = std::max(piece->first, address);
+      const std::uint64_t to = std::min(piece->first + piece->second.bytes, end);
+      if (!piece->second.warm && !visit(reinterpret_cast<void*>(from), to - from)) return from;
+    }
+    return end;
+  };
+  const std::uint64_t done = cold_parts(end, [&](void* from, std::uint64_t part) { return device_->commit(from, part); });
+  if (done == end) return true;
+  if (done == address) return false;
+  cold_parts(done, [&](void* from, std::uint64_t part) {
+    device_->release(from, part);
+    return true;
+  });
+  return false;
+}
+
+// Take [address, address + bytes) out of the free pieces that cover it. Returns nullptr when the device has no more.
 void* PagePool::carve(std::uint64_t address, std::uint64_t bytes) {
+  if (!commit(address, bytes)) return nullptr;
   auto piece = std::prev(pieces_.upper_bound(address));
   const std::uint64_t end = address + bytes;
   while (true) {
@@ -78,22 +98,24 @@ void* PagePool::take_beside_warm(std::uint64_t bytes) {
   return nullptr;
 }
 
-bool PagePool::grow(std::uint64_t bytes) {
-  bytes = (bytes + kGrow - 1) / kGrow * kGrow;
-  if (top_ == 0) {
-    for (std::uint64_t reserve = kReserve; reserve >= bytes + kGrow; reserve /= 2) {
-      if (void* base = device::reserve_pages(reserve)) {
-        top_ = reinterpret_cast<std::uint64_t>(base);
-        end_ = top_ + reserve;
-        break;
-      }
+bool PagePool::grow() {
+  if (reserved_) return false;
+  for (std::uint64_t reserve = kReserve; reserve >= kLeastReserve; reserve /= 2) {
+    if (void* base = device_->reserve(reserve)) {
+      reserved_ = true;
+      insert(reinterpret_cast<std::uint64_t>(base), reserve, false);
+      return true;
     }
   }
-  if (top_ == 0 || end_ - top_ < bytes || !device::open_pages(reinterpret_cast<void*>(top_), bytes)) return false;
-  const std::uint64_t address = top_;
-  top_ += bytes;
-  insert(address, bytes, false);
-  return true;
+  return false;
+}
+
+void PagePool::set_device(device::Device& device) {
+  if (reserved_) {
+    std::fputs("memfit: page pool: the device is changed after pages were taken from it\n", stderr);
+    std::abort();
+  }
+  device_ = &device;
 }
 
 void* PagePool::take(std::uint64_t bytes) {
@@ -101,8 +123,9 @@ void* PagePool::take(std::uint64_t bytes) {
   if (void* beside = take_beside_warm(bytes)) return beside;
   auto fit = cold_.lower_bound({bytes, 0});
   if (fit == cold_.end()) {
-    if (!grow(bytes)) return nullptr;
+    if (!grow()) return nullptr;
     fit = cold_.lower_bound({bytes, 0});
+    if (fit == cold_.end()) return nullptr;
   }
   return carve(fit->second, bytes);
 }
@@ -116,11 +139,11 @@ std::uint64_t PagePool::discard(std::uint64_t bytes) {
     auto fit = warm_.lower_bound({bytes - given, 0});
     if (fit == warm_.end()) --fit;
     const auto [size, address] = *fit;
-    const std::uint64_t page = device::page_bytes();
+    const std::uint64_t page = device_->page_bytes();
     const std::uint64_t part = std::min(size, (bytes - given + page - 1) / page * page);
     erase(pieces_.find(address));
     if (part < size) insert(address, size - part, true);
-    device::discard_pages(reinterpret_cast<void*>(address + size - part), part);
+    device_->release(reinterpret_cast<void*>(address + size - part), part);
     insert(address + size - part, part, false);
     given += part;
   }
@@ -138,7 +161,7 @@ void PagePool::check_invariants() const {
     }
   };
   for (const auto& [address, piece] : pieces_) {
-    require(piece.bytes > 0 && piece.bytes % device::page_bytes() == 0, "a piece is not whole pages");
+    require(piece.bytes > 0 && piece.bytes % device_->page_bytes() == 0, "a piece is not whole pages");
     require(address >= last_end, "pieces overlap");
     require(address != last_end || piece.warm != last_warm, "neighbours of one kind are not joined");
     require((piece.warm ? warm_ : cold_).count({piece.bytes, address}) == 1, "a piece is missing among the sizes");

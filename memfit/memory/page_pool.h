@@ -1,7 +1,7 @@
 // Pages for large blocks: one range of addresses in which freed neighbours join, so that pages once touched serve
 // requests of any size without being faulted in and zeroed again.
 // Note [Warm and cold]
-//   A free piece is warm (its pages are resident, kept for the next request) or cold (addresses only). Warm pieces join
+//   A free piece is warm (its pages are resident, kept for the next request) or cold (addresses with nothing behind them). Warm pieces join
 //   warm neighbours, cold ones cold. Discarding turns warm into cold and gives the pages back to the system at once.
 //   Addresses are plentiful, so nothing is ever lost to fragmentation: a request that no warm piece fits is served cold.
 // Not here: limits (memory/cpu_allocator.h). Threads: under the owner's lock. Cost: about 0.3 us a call.
@@ -12,15 +12,21 @@
 #include <set>
 #include <utility>
 
+#include "memfit/device/device.h"
+
 namespace memfit::memory {
 
 class PagePool {
  public:
-  PagePool() = default;
+  explicit PagePool(device::Device& device) : device_(&device) {}
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  /// `bytes` (a multiple of the page) of memory. Returns nullptr when the system has no addresses left.
+  /// Take pages from another device from now on. Nothing may have been taken from the old one.
+  void set_device(device::Device& device);
+  device::Device& device() const { return *device_; }
+  /// `bytes` (a multiple of the device's page) of memory. Returns nullptr when the device has not so much left, or not
+  /// in one piece: then what is warm may stand in the way.
   void* take(std::uint64_t bytes);
   /// Free it; it becomes warm.
   void give(void* address, std::uint64_t bytes);
@@ -41,7 +47,8 @@ class PagePool {
   Sizes& sizes(bool warm) { return warm ? warm_ : cold_; }
   void insert(std::uint64_t address, std::uint64_t bytes, bool warm);
   void erase(Pieces::iterator piece);
-  bool grow(std::uint64_t bytes);
+  bool grow();
+  bool commit(std::uint64_t address, std::uint64_t bytes);
   void* carve(std::uint64_t address, std::uint64_t bytes);
   void* take_beside_warm(std::uint64_t bytes);
 
@@ -50,8 +57,8 @@ class PagePool {
   Sizes cold_;
   std::uint64_t warm_bytes_ = 0;
   std::uint64_t served_cold_ = 0;
-  std::uint64_t top_ = 0;        // first address not yet handed to pieces_
-  std::uint64_t end_ = 0;        // end of the reserved range
+  bool reserved_ = false;
+  device::Device* device_;
 };
 
 }  // namespace memfit::memory

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "memfit/device/address_space.h"
+#include "memfit/testing/fake_device.h"
 
 namespace memfit::memory {
 namespace {
@@ -37,8 +38,10 @@ TEST(PagePool, KeepsPiecesApartThroughAnyOrderOfTakingGivingAndDiscarding) {
     std::uint64_t bytes;
     unsigned char content;
   };
-  for (const unsigned seed : {1u, 2u, 3u}) {
-    PagePool pool;
+  testing::FakeDevice roomy(std::uint64_t{256} << 20), small(std::uint64_t{20} << 20);
+  for (device::Device* device : {&device::host(), static_cast<device::Device*>(&roomy), static_cast<device::Device*>(&small)}) {
+    const unsigned seed = 1 + (device == &roomy) + 2 * (device == &small);
+    PagePool pool(*device);
     std::mt19937 random(seed);
     std::vector<Taken> taken;
     std::uint64_t held = 0;
@@ -48,6 +51,15 @@ TEST(PagePool, KeepsPiecesApartThroughAnyOrderOfTakingGivingAndDiscarding) {
       if (what < 5 && held < (std::uint64_t{48} << 20)) {
         const std::uint64_t bytes = page() * (1 + random() % (random() % 8 == 0 ? 600 : 40));
         auto* address = static_cast<char*>(pool.take(bytes));
+        if (device == &small && address == nullptr) {
+          pool.discard(pool.warm());
+          address = static_cast<char*>(pool.take(bytes));
+          if (address == nullptr) {
+            ASSERT_GT(held + bytes, std::uint64_t{20} << 20) << "nothing is warm, and the device has enough";
+            ASSERT_EQ(small.committed(), held);
+            continue;
+          }
+        }
         ASSERT_NE(address, nullptr);
         for (const Taken& t : taken) ASSERT_TRUE(address + bytes <= t.address || t.address + t.bytes <= address) << "overlap";
         const auto content = static_cast<unsigned char>(random());
@@ -72,6 +84,12 @@ TEST(PagePool, KeepsPiecesApartThroughAnyOrderOfTakingGivingAndDiscarding) {
         ASSERT_EQ(pool.warm(), before - given);
       }
       pool.check_invariants();
+      if (device == &roomy) {
+        ASSERT_EQ(roomy.committed(), held + pool.warm());
+      }
+      if (device == &small) {
+        ASSERT_EQ(small.committed(), held + pool.warm());
+      }
     }
     for (const Taken& t : taken) ASSERT_TRUE(is_filled(t.address, t.bytes, t.content)) << "somebody else wrote into a piece";
     EXPECT_GT(touched, 0u);
@@ -79,7 +97,7 @@ TEST(PagePool, KeepsPiecesApartThroughAnyOrderOfTakingGivingAndDiscarding) {
 }
 
 TEST(PagePool, DiscardedPagesLeaveTheProcessAndComeBackAsZeros) {
-  PagePool pool;
+  PagePool pool(device::host());
   const std::uint64_t bytes = 512 * page();
   auto* address = static_cast<char*>(pool.take(bytes));
   fill(address, bytes, 7);
@@ -96,7 +114,7 @@ TEST(PagePool, DiscardedPagesLeaveTheProcessAndComeBackAsZeros) {
 }
 
 TEST(PagePool, FreedNeighboursServeARequestNoneOfThemCouldServeAlone) {
-  PagePool pool;
+  PagePool pool(device::host());
   std::map<char*, std::uint64_t> pieces;
   for (int i = 0; i < 4; ++i) pieces.emplace(static_cast<char*>(pool.take(16 * page())), 16 * page());
   char* expected = pieces.begin()->first;
@@ -118,7 +136,7 @@ TEST(PagePool, FreedNeighboursServeARequestNoneOfThemCouldServeAlone) {
 }
 
 TEST(PagePool, ARequestTakesTheSmallestWarmPieceThatFits) {
-  PagePool pool;
+  PagePool pool(device::host());
   void* large = pool.take(64 * page());
   void* wall = pool.take(page());
   void* small = pool.take(8 * page());
@@ -134,7 +152,7 @@ TEST(PagePool, ARequestTakesTheSmallestWarmPieceThatFits) {
 }
 
 TEST(PagePool, ARequestNoAddressesAreLeftForGetsNothing) {
-  PagePool pool;
+  PagePool pool(device::host());
   EXPECT_EQ(pool.take(std::uint64_t{1} << 50), nullptr);
   pool.check_invariants();
   EXPECT_NE(pool.take(page()), nullptr) << "a request that failed must not spoil the pool";

@@ -95,7 +95,8 @@ bool SequenceDetector::choose_signature(std::uint64_t period) {
     // Not much above the least, or else a longer signature may find a better place.
     if (best != ~0ull &&
         (best - least <= (most - least) / 50 || length * 2 > kLongestSignature || length * 2 > period)) {
-      signature_ = Signature{window_sum(where - length, where, true), length};
+      signature_ = Signature{window_sum(where - length, where, true), length, period};
+      running_.clear();  // what has run until now is no step
       return true;
     }
   }
@@ -153,7 +154,7 @@ SequenceDetector::Verdict SequenceDetector::feed(const Observation& op) {
     verdict.length = ended.length;
     verdict.seen = ended.seen;
     verdict.ended = ended.ended;
-  } else if (running_.size() > 10000 + 16 * longest_remembered()) {
+  } else if (running_.size() > 10000 + 16 * std::max<std::uint64_t>(longest_remembered(), signature_->period)) {
     signature_.reset();  // it has gone out of use: learn anew
     begun_at_boundary_ = false;
     running_.clear();

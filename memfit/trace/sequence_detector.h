@@ -108,6 +108,7 @@ class SequenceDetector {
   struct Signature {
     std::uint64_t sum = 0;  // rolling sum by kind of the last `length` ops
     std::uint32_t length = 0;
+    std::uint64_t period = 0;  // ops between two of its occurrences when it was found
   };
   std::optional<Signature> signature_;
   bool explicit_ = false;

@@ -67,6 +67,17 @@ TEST(SequenceDetector, FindsAStepWithinThreeRepetitionsAndNotTheBlocksInsideIt) 
   EXPECT_GE(c.most_seen, 5);
 }
 
+TEST(SequenceDetector, FindsAndKeepsAStepOfTensOfThousandsOfOps) {
+  SequenceDetector d;
+  Counts c;
+  const auto step = training_step(4000);
+  ASSERT_GT(step.size(), 50000u);
+  for (int i = 0; i < 5; ++i) run(d, step, c);
+  EXPECT_TRUE(d.learned());
+  EXPECT_GE(c.ended, 2);
+  for (std::uint32_t length : c.lengths) EXPECT_EQ(length, step.size());
+}
+
 TEST(SequenceDetector, PutsTheBoundaryWhereFewBytesAreLive) {
   SequenceDetector d;
   const auto step = training_step(6);
