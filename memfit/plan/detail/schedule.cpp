@@ -7,6 +7,7 @@
 namespace memfit::plan::detail {
 namespace {
 
+constexpr std::size_t kMany = 64;  // changes
 constexpr std::int32_t kStays = std::numeric_limits<std::int32_t>::max();
 
 void erase_one(std::vector<std::int32_t>& from, std::int32_t what) {
@@ -47,7 +48,30 @@ double Schedule::own_cost(std::int32_t value, const Absence& absence) const {
   return absence.mode == Mode::Pack ? static_cast<double>(p_.pack_cost[value]) + p_.unpack_cost[value] : 0.0;
 }
 
+void Schedule::defer() {
+  if (deferred_++ == 0) differences_.assign(static_cast<std::size_t>(p_.n) + 2, 0);
+}
+
+void Schedule::settle() {
+  if (--deferred_ != 0) return;
+  std::int64_t difference = 0;
+  violation_ = 0;
+  for (std::int32_t t = 0; t <= p_.n; ++t) {
+    difference += differences_[t];
+    profile_[t] += difference;
+    violation_ += std::max<std::int64_t>(0, profile_[t] - limit_);
+  }
+  work += p_.n / 4;
+}
+
 void Schedule::add_range(std::int32_t from, std::int32_t to, std::int64_t bytes) {
+  if (from > to) return;
+  if (deferred_ > 0) {
+    differences_[from] += bytes;
+    differences_[to + 1] -= bytes;
+    ++work;
+    return;
+  }
   std::int64_t before = 0, after = 0;
   for (std::int32_t t = from; t <= to; ++t) {
     before += std::max<std::int64_t>(0, profile_[t] - limit_);
@@ -199,9 +223,25 @@ void Schedule::install(std::int32_t stage, Pass&& pass, bool journal) {
   if (journal) journal_.push_back({true, stage, std::move(pass), {}});
 }
 
-bool Schedule::assign(std::int32_t value, std::vector<Absence> absences) {
-  if (absences == absences_[value]) return true;
-  const std::size_t start = mark();
+namespace {
+
+bool due_in(const std::vector<Absence>& list, std::int32_t t) {
+  for (const Absence& x : list)
+    if (x.mode == Mode::Recompute && x.b == t) return true;
+  return false;
+}
+
+/// What a pass at `t` sees of the value, as a number.
+int seen_at(const std::vector<Absence>& list, std::int32_t t) {
+  for (const Absence& x : list)
+    if (x.a < t && t <= x.b) return static_cast<int>(x.mode) + 1 + 10 * (t >= x.lo) + 100 * (t == x.b);
+  return 0;
+}
+
+}  // namespace
+
+/// affected_: the stages whose passes change when `value` gets these absences, sorted.
+void Schedule::find_affected(std::int32_t value, const std::vector<Absence>& fresh) {
   affected_.clear();
   auto ends = [&](const std::vector<Absence>& list) {
     for (const Absence& x : list)
@@ -210,24 +250,19 @@ bool Schedule::assign(std::int32_t value, std::vector<Absence> absences) {
   for (std::int32_t t : readers_[value]) affected_.push_back(t);
   for (std::int32_t t : makers_[value]) affected_.push_back(t);
   ends(absences_[value]);
-  ends(absences);
+  ends(fresh);
   std::sort(affected_.begin(), affected_.end());
   affected_.erase(std::unique(affected_.begin(), affected_.end()), affected_.end());
-  const std::vector<Absence>& fresh = absences;
-  auto due_in = [](const std::vector<Absence>& list, std::int32_t t) {
-    for (const Absence& x : list)
-      if (x.mode == Mode::Recompute && x.b == t) return true;
-    return false;
-  };
-  auto covers = [](const std::vector<Absence>& list, std::int32_t t) {
-    for (const Absence& x : list)
-      if (x.a < t && t <= x.b) return static_cast<int>(x.mode) + 1 + 10 * (t >= x.lo) + 100 * (t == x.b);
-    return 0;
-  };
-  std::size_t kept = 0;
-  for (std::int32_t t : affected_)
-    if (due_in(fresh, t) != due_in(absences_[value], t) || covers(fresh, t) != covers(absences_[value], t)) affected_[kept++] = t;
-  affected_.resize(kept);
+  const std::vector<Absence>& old = absences_[value];
+  std::erase_if(affected_, [&](std::int32_t t) {
+    return due_in(fresh, t) == due_in(old, t) && seen_at(fresh, t) == seen_at(old, t);
+  });
+}
+
+bool Schedule::assign(std::int32_t value, std::vector<Absence> absences) {
+  if (absences == absences_[value]) return true;
+  const std::size_t start = mark();
+  find_affected(value, absences);
   std::vector<std::uint8_t> due_before;
   for (std::int32_t t : affected_) due_before.push_back(due_in(absences_[value], t));
   swap_absences(value, absences);
@@ -249,7 +284,51 @@ bool Schedule::assign(std::int32_t value, std::vector<Absence> absences) {
   return true;
 }
 
+bool Schedule::assign_all(Changes changes) {
+  const std::size_t start = mark();
+  defer();
+  struct Due {
+    std::int32_t stage, value;
+    bool comes;
+  };
+  std::vector<Due> dues;
+  std::vector<std::int32_t> stages;
+  for (auto& [value, absences] : changes) {
+    if (absences == absences_[value]) continue;
+    find_affected(value, absences);
+    for (std::int32_t t : affected_) {
+      const bool before = due_in(absences_[value], t), after = due_in(absences, t);
+      if (before != after) dues.push_back({t, value, after});
+    }
+    stages.insert(stages.end(), affected_.begin(), affected_.end());
+    swap_absences(value, absences);
+    journal_.push_back({false, value, {}, std::move(absences)});
+  }
+  std::sort(stages.begin(), stages.end());
+  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
+  std::stable_sort(dues.begin(), dues.end(), [](const Due& a, const Due& b) { return a.stage < b.stage; });
+  auto due = dues.begin();
+  for (const std::int32_t t : stages) {
+    Pass pass;
+    pass.due = passes_[t].due;
+    for (; due != dues.end() && due->stage == t; ++due) {
+      if (due->comes) pass.due.push_back(due->value);
+      else erase_one(pass.due, due->value);
+    }
+    if (!evaluate(t, pass)) {
+      rollback(start);
+      settle();
+      return false;
+    }
+    install(t, std::move(pass), true);
+  }
+  settle();
+  return true;
+}
+
 void Schedule::rollback(std::size_t mark) {
+  const bool many = journal_.size() > mark + kMany;
+  if (many) defer();
   while (journal_.size() > mark) {
     Undo undo = std::move(journal_.back());
     journal_.pop_back();
@@ -258,6 +337,7 @@ void Schedule::rollback(std::size_t mark) {
     else
       swap_absences(undo.index, undo.absences);
   }
+  if (many) settle();
 }
 
 bool Schedule::check_invariants() const {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "memfit/plan/detail/problem.h"
@@ -65,6 +66,9 @@ class Schedule {
   /// Replace the absences of `value` (sorted, disjoint). False, and nothing changed, when some pass becomes impossible
   /// or would run more than `max_pass_ops` ops.
   bool assign(std::int32_t value, std::vector<Absence> absences);
+  using Changes = std::vector<std::pair<std::int32_t, std::vector<Absence>>>;
+  /// The same for many values at once, each named once: every pass is worked out once, however many of them it concerns.
+  bool assign_all(Changes changes);
 
   /// Everything after mark() can be taken back by rollback(mark).
   std::size_t mark() const { return journal_.size(); }
@@ -86,6 +90,7 @@ class Schedule {
   };
 
   int availability(std::int32_t value, std::int32_t stage) const;  // 0 no, 1 yes, 2 packed
+  void find_affected(std::int32_t value, const std::vector<Absence>& fresh);
   bool evaluate(std::int32_t stage, Pass& pass);
   bool collect(std::int32_t stage, Pass& pass);
   void measure(Pass& pass);
@@ -93,6 +98,8 @@ class Schedule {
   void swap_absences(std::int32_t value, std::vector<Absence>& absences);
   void account(std::int32_t value, const Absence& absence, std::int64_t sign);
   void add_range(std::int32_t from, std::int32_t to, std::int64_t bytes);
+  void defer();
+  void settle();
   void set_height(std::int32_t stage, std::int64_t height);
   double own_cost(std::int32_t value, const Absence& absence) const;
 
@@ -105,6 +112,9 @@ class Schedule {
   std::vector<Pass> passes_;
   std::vector<std::vector<std::int32_t>> readers_, makers_;
   std::vector<Undo> journal_;
+  // Many changes at once: their bytes are first noted as differences, and reach profile_ and violation_ in one walk.
+  int deferred_ = 0;
+  std::vector<std::int64_t> differences_;
   // scratch of evaluate()
   std::uint32_t epoch_ = 0, due_epoch_ = 0;
   std::vector<std::uint32_t> op_seen_, value_seen_, value_wanted_, due_seen_;

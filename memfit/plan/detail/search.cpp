@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 namespace memfit::plan::detail {
 namespace {
 
 constexpr double kTiny = 1e-12;
+constexpr std::int32_t kLongStep = 20000;  // ops
+constexpr std::int64_t kCleanWork = 100'000'000;
+constexpr std::int64_t kLongWork = 400'000'000;  // a second or two
 
 }  // namespace
 
@@ -271,6 +275,107 @@ void Search::repair_in_batches() {
   }
 }
 
+/// What ops from .. to-1 made and used for the last time before a long gap: away together, and back together. What is
+/// wanted again sooner than most of it stays.
+Schedule::Changes Search::stretch(std::int32_t from, std::int32_t to, std::span<const std::int32_t> gaps) const {
+  std::vector<std::pair<std::int32_t, std::int32_t>> ends;  // of gaps that outlast the stretch: when, which
+  for (std::int32_t g : gaps) {
+    const Gap& gap = p_.gaps[g];
+    if (p_.producer[gap.value] >= from && gap.a < to && gap.b > to && gap.b <= p_.n && s_.absences(gap.value).empty())
+      ends.emplace_back(gap.b, g);
+  }
+  std::sort(ends.rbegin(), ends.rend());
+  double bytes = 0, most = 0;
+  std::int32_t back = p_.n + 1;
+  for (const auto& [b, g] : ends) {
+    bytes += static_cast<double>(p_.bytes[p_.gaps[g].value]);
+    const double relief = bytes * (p_.start[b] - p_.start[to]);
+    if (relief > most) {
+      most = relief;
+      back = b;
+    }
+  }
+  Schedule::Changes changes;
+  for (std::int32_t g : gaps) {  // in the order of values
+    const Gap& gap = p_.gaps[g];
+    if (p_.producer[gap.value] < from || gap.a >= to || gap.b < back || gap.b > p_.n || !s_.absences(gap.value).empty()) continue;
+    if (!changes.empty() && changes.back().first == gap.value) continue;
+    changes.emplace_back(gap.value, std::vector<Absence>{Schedule::recompute(gap.a, back)});
+  }
+  return changes;
+}
+
+/// The forward ops cut into `count` stretches of equal time; the cheapest per byte go, until it fits.
+bool Search::drop_stretches(std::int32_t count) {
+  std::vector<std::int32_t> cuts{0};
+  for (std::int32_t k = 1; k < count; ++k) {
+    const double at = p_.start[p_.n] * k / count;
+    cuts.push_back(static_cast<std::int32_t>(std::lower_bound(p_.start.begin(), p_.start.end(), at) - p_.start.begin()));
+  }
+  cuts.push_back(p_.n);
+  std::vector<std::vector<std::int32_t>> gaps(count);
+  for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g) {
+    const std::int32_t op = p_.producer[p_.gaps[g].value];
+    if (op < 0 || !usable_[g] || !p_.replayable[op]) continue;
+    gaps[std::upper_bound(cuts.begin(), cuts.end(), op) - cuts.begin() - 1].push_back(g);
+  }
+  // Scores grow while others go (a pass has more to make), so an old one is a lower bound: only the best are tried again.
+  std::vector<std::pair<double, std::int32_t>> order;
+  for (std::int32_t k = 0; k < count; ++k)
+    if (!gaps[k].empty()) order.emplace_back(0.0, k);
+  while (!s_.feasible() && !order.empty() && s_.work <= options_.most_work) {
+    std::pop_heap(order.begin(), order.end(), std::greater<>());
+    const auto [old_score, k] = order.back();
+    order.pop_back();
+    const std::size_t mark = s_.mark();
+    const double cost = s_.cost();
+    const std::int64_t violation = s_.violation();
+    auto changes = stretch(cuts[k], cuts[k + 1], gaps[k]);
+    if (changes.empty() || !s_.assign_all(std::move(changes))) continue;
+    const std::int64_t relief = violation - s_.violation();
+    if (relief <= 0) {
+      s_.rollback(mark);
+      continue;
+    }
+    const double score = (s_.cost() - cost + 1e-9) / static_cast<double>(relief);
+    if (!order.empty() && score > order.front().first * (1 + 1e-9)) {
+      s_.rollback(mark);
+      order.emplace_back(score, k);
+      std::push_heap(order.begin(), order.end(), std::greater<>());
+    }
+  }
+  return s_.feasible();
+}
+
+/// The idea of checkpointed segments (Chen et al., 2016), in several sizes: for long steps, where values are too many to
+/// be tried one by one, and where single values do not lead under the limit. Leaves the cheapest that fits, or everything
+/// as it was.
+bool Search::repair_in_stretches() {
+  if (!options_.recompute) return false;
+  const Solution before = save();
+  const std::int64_t limit = s_.limit(), most_work = options_.most_work;
+  std::optional<Solution> best;
+  double best_cost = 0;
+  // The last stretch taken is often more than was missing. Aiming lower ends with other stretches, at times cheaper ones.
+  for (const double aim : {1.0, 0.95}) {
+    for (std::int32_t count = 8; count <= 300; count += count / 2) {
+      s_.set_limit(static_cast<std::int64_t>(aim * static_cast<double>(limit)));
+      s_.forget_history();
+      options_.most_work = std::min(most_work, s_.work + kLongWork / 20);
+      if (drop_stretches(count) && (!best || s_.cost() < best_cost)) {
+        best = save();
+        best_cost = s_.cost();
+      }
+      s_.rollback(0);
+    }
+  }
+  options_.most_work = most_work;
+  s_.set_limit(limit);
+  s_.forget_history();
+  load(best ? *best : before);
+  return best.has_value();
+}
+
 bool Search::fits_again(std::int32_t value, const std::vector<Absence>& list) const {
   const auto profile = s_.profile();
   for (const Absence& x : list) {
@@ -282,7 +387,8 @@ bool Search::fits_again(std::int32_t value, const std::vector<Absence>& list) co
 }
 
 /// Take back what is not needed: absences whose end saves time and still fits, in the order of what they cost.
-void Search::clean(bool thorough, const Near& near) {
+void Search::clean(bool thorough, const Near& near, std::int64_t most_work) {
+  const std::int64_t begun = s_.work;
   std::vector<std::pair<double, std::int32_t>> order;
   for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g) {
     const Gap& gap = p_.gaps[g];
@@ -293,6 +399,7 @@ void Search::clean(bool thorough, const Near& near) {
   s_.work += static_cast<std::int64_t>(p_.gaps.size()) / 4;
   std::sort(order.begin(), order.end());
   for (auto& [key, g] : order) {
+    if (s_.work - begun > most_work) break;
     const std::vector<Absence> now = inside(g);
     Move best;
     auto consider = [&](std::vector<Absence> list) {
@@ -321,12 +428,13 @@ Search::Solution Search::save() const {
 }
 
 void Search::load(const Solution& solution) {
-  // In the order in which values are made, so that nothing is impossible for a while only.
   std::vector<const std::vector<Absence>*> want(p_.m, nullptr);
   for (const auto& [v, list] : solution) want[v] = &list;
+  Schedule::Changes changes;
   for (std::int32_t v = 0; v < p_.m; ++v)
-    if (!s_.absences(v).empty() && (!want[v] || *want[v] != s_.absences(v))) s_.assign(v, {});
-  for (const auto& [v, list] : solution) s_.assign(v, list);
+    if (want[v] ? *want[v] != s_.absences(v) : !s_.absences(v).empty())
+      changes.emplace_back(v, want[v] ? *want[v] : std::vector<Absence>{});
+  s_.assign_all(std::move(changes));
 }
 
 /// A pass, the likelier the more it costs.
@@ -429,6 +537,7 @@ void Search::improve(std::int64_t budget) {
   double best_cost = s_.cost();
   std::int64_t best_violation = s_.violation();
   const std::int64_t start = s_.work;
+  options_.most_work = std::min(options_.most_work, start + budget);  // one round's repair alone can take longer
   const std::int64_t patience = 300 + static_cast<std::int64_t>(20 * p_.gaps.size() * std::max(1.0, options_.effort));
   std::int64_t idle = 0;  // rounds without a better best
   while (s_.work - start < budget && idle++ < patience && (s_.cost() > kTiny || !s_.feasible())) {
@@ -448,14 +557,23 @@ void Search::improve(std::int64_t budget) {
 bool Search::run() {
   if (p_.gaps.empty() || s_.feasible()) return s_.feasible();
   if (options_.offload) offload_around();
-  if (p_.n > 20000) repair_in_batches();
+  const bool long_step = p_.n > kLongStep;
+  const std::int64_t most_work = options_.most_work;
+  if (long_step) options_.most_work = std::min(most_work, s_.work + kLongWork);
+  if (long_step && !repair_in_stretches()) repair_in_batches();
   Weighting weighting;
   repair(weighting);
-  clean(true, {});
+  if (!long_step && !s_.feasible()) {
+    const Solution least = save();
+    load({});
+    if (!repair_in_stretches()) load(least);
+  }
+  clean(!long_step, {}, long_step ? kCleanWork : std::int64_t{1} << 62);
   s_.forget_history();
   if (options_.offload) offload_the_dear();
+  options_.most_work = most_work;
   improve(static_cast<std::int64_t>(options_.effort * 3e7));
-  if (p_.n <= 20000) clean(true, {});
+  if (!long_step) clean(true, {});
   return s_.feasible();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "memfit/plan/detail/problem.h"
@@ -61,7 +62,10 @@ class Search {
   void note_outside(std::int32_t gap);
   bool repair(const Weighting& weighting);
   void repair_in_batches();
-  void clean(bool thorough, const Near& near);
+  bool repair_in_stretches();
+  bool drop_stretches(std::int32_t count);
+  Schedule::Changes stretch(std::int32_t from, std::int32_t to, std::span<const std::int32_t> gaps) const;
+  void clean(bool thorough, const Near& near, std::int64_t most_work = std::int64_t{1} << 62);
   void improve(std::int64_t budget);
   bool ruin_and_recreate(double temperature);
   Near ruin();
