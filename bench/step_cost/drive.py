@@ -2,7 +2,8 @@
 """What a training step costs, side by side: plain PyTorch, its own ways of saving memory, and memfit under several limits.
 
 One process per mode; all stay alive and step in turn, one running at a time, so that what the machine does meanwhile hits all alike. Usage:
-  drive.py MODEL [--steps 9] [--warm-ups 10] [--limits 0.7,0.5,94MiB] [--compile] [--seconds 200] [--out FILE]
+  drive.py MODEL [--steps 9] [--warm-ups 10] [--limits 0.7,0.5,94MiB] [--compile] [--cpp] [--seconds 200] [--out FILE]
+With --cpp the models of worker.cpp (-DMEMFIT_BENCHES=ON builds it) run instead, and results go to step_cost_MODEL_cpp.json.
 MODEL: gpt, resnet, lstm, unet, tree. A limit below 1 is a fraction of eager's peak, which memfit measures without a limit.
 Prints one line per mode and writes every sample to bench/results/step_cost_MODEL.json; table.py makes tables of those files.
 """
@@ -37,12 +38,14 @@ class Ended(Exception):
 class Mode:
     """One way of running the model, and its process."""
 
+    cpp = None  # the program that runs the models in C++
+
     def __init__(self, name, way, limit=None, memfit=None, plan=True):
         self.name, self.way, self.limit, self.memfit, self.plan = name, way, limit, memfit, plan
         self.samples, self.status, self.report, self.error = [], None, None, None
 
     def command(self, model):
-        worker = [sys.executable, os.path.join(HERE, "worker.py"), model, self.way]
+        worker = [self.cpp, model] if self.cpp else [sys.executable, os.path.join(HERE, "worker.py"), model, self.way]
         if not self.memfit:
             return worker
         limit = ["--tensor-memory", f"{self.limit}B"] if self.limit else []
@@ -152,7 +155,9 @@ def limit_of(text, peak):
 
 
 def modes_of(args, peak):
-    modes = [Mode("eager", "eager"), Mode("checkpoint", "checkpoint")]
+    modes = [Mode("eager", "eager")]
+    if not args.cpp:
+        modes.append(Mode("checkpoint", "checkpoint"))
     if args.compile:
         modes.append(Mode("compile budget 0.5", "compile"))
     modes.append(Mode("memfit, no limit", "eager", memfit=args.memfit))
@@ -220,12 +225,17 @@ def arguments():
     parser.add_argument("--seconds", type=float, default=200, help="start no further round after so long")
     parser.add_argument("--limits", help="comma-separated: fractions of eager's peak, or sizes like 94MiB")
     parser.add_argument("--compile", action="store_true", help="torch.compile too; slow to start")
+    parser.add_argument("--cpp", action="store_true", help="the models in C++")
     parser.add_argument("--memfit", default=os.path.join(ROOT, "build/bin/memfit"))
     parser.add_argument("--remark", help="kept with the results and printed under the table")
     parser.add_argument("--out")
     args = parser.parse_args()
     args.limits = args.limits or LIMITS.get(args.model, "0.5")
-    args.out = args.out or os.path.join(ROOT, "bench/results", f"step_cost_{args.model}.json")
+    args.out = args.out or os.path.join(ROOT, "bench/results", f"step_cost_{args.model}{'_cpp' if args.cpp else ''}.json")
+    if args.cpp:
+        Mode.cpp = os.path.join(os.path.dirname(args.memfit), "step_cost_worker")
+        if args.compile or not os.path.exists(Mode.cpp):
+            parser.error(f"--compile is of Python" if args.compile else f"{Mode.cpp} is not there: build with -DMEMFIT_BENCHES=ON")
     return args
 
 
@@ -244,13 +254,13 @@ def main():
     args = arguments()
     began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with tempfile.TemporaryDirectory(prefix="step_cost_") as folder:
-        peaks = {way: peak_of(args.model, way, args.memfit, folder) for way in ("eager", "checkpoint")}
-        print(f"{args.model}: peak {peaks['eager'] / MIB:.1f} MiB, checkpoint {peaks['checkpoint'] / MIB:.1f} MiB", flush=True)
+        peaks = {way: peak_of(args.model, way, args.memfit, folder) for way in ("eager", "checkpoint") if way == "eager" or not args.cpp}
+        print(f"{args.model}: " + ", ".join(f"{way} peak {peak / MIB:.1f} MiB" for way, peak in peaks.items()), flush=True)
         modes = modes_of(args, peaks["eager"])
         measure(modes, args, folder)
     rows = [mode.row(args.warm_ups, modes[0]) for mode in modes]
     result = {"model": args.model, "date": began, "machine": machine(), "torch_version": torch.__version__, "threads": THREADS,
-              "warm_ups": args.warm_ups, "eager_peak_bytes": peaks["eager"], "checkpoint_peak_bytes": peaks["checkpoint"],
+              "warm_ups": args.warm_ups, "eager_peak_bytes": peaks["eager"], "checkpoint_peak_bytes": peaks.get("checkpoint"), "language": "C++" if args.cpp else "Python",
               "remark": args.remark, "load_average": os.getloadavg(), "modes": rows}
     with open(args.out, "w") as file:
         json.dump(result, file, indent=1)
