@@ -160,9 +160,8 @@ class Engine final : public memory::MemoryPressure {
   struct Dependents {
     std::vector<Value*> evicted;   // that a storage waits for
     std::vector<Value*> resident;  // nearest ones that have their bytes
-    bool complete = true;
   };
-  Dependents dependents_of(Value* value, std::size_t most = SIZE_MAX);
+  Dependents dependents_of(Value* value);
   static std::uint64_t bytes_of(const std::vector<Value*>& values);
   bool worth_keeping(Value* value);
   void before_content_is_lost(Value* value, bool may_copy);

@@ -246,8 +246,8 @@ void Engine::cut_readers(Value* value) {
   drain_unused();
 }
 
-// What is made from `value`, as far as the first results that have their bytes. Stops after `most` recipes.
-Engine::Dependents Engine::dependents_of(Value* value, std::size_t most) {
+// What is made from `value`, as far as the first results that have their bytes.
+Engine::Dependents Engine::dependents_of(Value* value) {
   Dependents found;
   std::vector<Value*> walk{value};
   const std::uint64_t id = ++visit_;
@@ -258,10 +258,6 @@ Engine::Dependents Engine::dependents_of(Value* value, std::size_t most) {
       Recipe* recipe = arg->owner;
       if (recipe->visit == id) continue;
       recipe->visit = id;
-      if (most-- == 0) {
-        found.complete = false;
-        return found;
-      }
       for (Value* r : recipe->results) {
         if (r == nullptr || r->visit == id) continue;
         r->visit = id;
@@ -447,11 +443,35 @@ void Engine::dropped_outside(Value* value, std::uint64_t bytes, c10::DataPtr&& o
 // as long as it is there.
 bool Engine::worth_keeping(Value* value) {
   if (value->readers == nullptr || !limited_ || value->escaped) return false;
-  constexpr std::size_t kMost = 128;
-  const Dependents made = dependents_of(value, kMost);
   // A plan knows what goes when; only small ones are kept without need, since no plan counts on making them again.
-  if (planned_.current() != nullptr && value->bytes > kSmallSource) return !made.complete || !made.evicted.empty();
-  return !made.complete || !made.evicted.empty() || bytes_of(made.resident) > value->bytes;
+  const bool planned = planned_.current() != nullptr && value->bytes > kSmallSource;
+  // Walks as dependents_of does, but stops at the first reason; every dropped source comes here. A long walk is one too.
+  constexpr int kMost = 128;
+  c10::SmallVector<Value*, 32> walk{value};
+  const std::uint64_t id = ++visit_;
+  std::uint64_t resident = 0;
+  for (int recipes = 0; !walk.empty();) {
+    Value* x = walk.back();
+    walk.pop_back();
+    for (TensorArg* arg = x->readers; arg != nullptr; arg = arg->next) {
+      Recipe* recipe = arg->owner;
+      if (recipe->visit == id) continue;
+      recipe->visit = id;
+      if (++recipes > kMost) return true;
+      for (Value* r : recipe->results) {
+        if (r == nullptr || r->visit == id) continue;
+        r->visit = id;
+        if ((r->resident && !is_temporary(r)) || r->spare) {
+          resident += r->bytes;
+          if (!planned && resident > value->bytes) return true;
+        } else {
+          if (r->bound) return true;
+          walk.push_back(r);
+        }
+      }
+    }
+  }
+  return false;
 }
 
 std::uint64_t Engine::bytes_of(const std::vector<Value*>& values) {
