@@ -24,9 +24,13 @@ def peak_of(row, result):
     return row.get("peak_bytes")
 
 
+def name_of(result):
+    return result["model"] + (" in C++" if result.get("language") == "C++" else "")
+
+
 def cells(row, result):
     peak = peak_of(row, result)
-    yield result["model"]
+    yield name_of(result)
     yield row["mode"]
     yield f"{peak / MIB:.1f}" if peak else "not measured"
     yield f"{peak / result['eager_peak_bytes']:.2f}" if peak else ""
@@ -55,7 +59,7 @@ def table(results):
     machine = first["machine"]
     lines += ["", f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['memory_bytes'] / 2**30:.0f} GiB; torch {first['torch_version']}, "
               f"{first['threads']} threads; {when}. Evictions, recompute and search are of all steps of a run, warm-ups included."]
-    lines += ["", *(f"{result['model']}: {result['remark']}" for result in results if result.get("remark"))]
+    lines += ["", *(f"{name_of(result)}: {result['remark']}" for result in results if result.get("remark"))]
     return "\n".join(lines).rstrip()
 
 
