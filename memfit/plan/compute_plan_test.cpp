@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -261,6 +262,52 @@ TEST(ComputePlan, FindsPossiblePlansForRandomStepsAtAllLimits) {
   }
   EXPECT_GT(planned, 30);
   EXPECT_GT(refused, 30);
+}
+
+TEST(ComputePlan, ALongChainIsCutIntoStretches) {
+  const Step step = chain(12000);
+  ASSERT_GT(step.ops.size(), 20000u);
+  const std::uint64_t peak = trace::peak_bytes(step).count();
+  for (const double part : {0.5, 0.1}) {
+    PlanOptions options;
+    options.effort = 0.01;
+    options.limit = Bytes(static_cast<std::uint64_t>(part * static_cast<double>(peak)));
+    const Plan plan = compute_plan(step, options);
+    EXPECT_LE(plan.predicted_peak, options.limit);
+    // Segments that are dropped and made again once cost at most one more forward, 12,000 ops of 1 ms.
+    EXPECT_LE(plan.recompute.count(), 12.0);
+  }
+}
+
+TEST(Schedule, ManyChangesAtOnceAreTheSameAsOneAfterTheOther) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    Step step = memfit::testing::random_step(random, 400);
+    for (Op& op : step.ops) op.replay = random() % 8 ? Replay::Yes : Replay::SideEffect;
+    const detail::Problem p = detail::make_problem(step);
+    const std::int64_t limit = static_cast<std::int64_t>(trace::peak_bytes(step).count() / 2);
+    detail::Schedule together(p, limit), apart(p, limit);
+    detail::Schedule::Changes changes;
+    for (std::size_t g = 0; g < p.gaps.size(); ++g) {
+      const detail::Gap& gap = p.gaps[g];
+      const std::int32_t op = p.producer[gap.value];
+      if (op < 0 || !p.replayable[op] || (!changes.empty() && changes.back().first == gap.value)) continue;
+      changes.emplace_back(gap.value, std::vector<detail::Absence>{detail::Schedule::recompute(gap.a, gap.b)});
+      if (!apart.assign(gap.value, changes.back().second)) changes.pop_back();
+    }
+    ASSERT_GT(changes.size(), 70u) << "few changes are not put off";
+    const double cost = together.cost();
+    const std::int64_t violation = together.violation();
+    ASSERT_TRUE(together.assign_all(changes)) << "seed " << seed;
+    ASSERT_TRUE(together.check_invariants()) << "seed " << seed;
+    EXPECT_EQ(together.violation(), apart.violation());
+    EXPECT_NEAR(together.cost(), apart.cost(), 1e-9);
+    EXPECT_TRUE(std::ranges::equal(together.profile(), apart.profile()));
+    together.rollback(0);
+    EXPECT_EQ(together.violation(), violation);
+    EXPECT_NEAR(together.cost(), cost, 1e-9);
+    ASSERT_TRUE(together.check_invariants()) << "after the rollback, seed " << seed;
+  }
 }
 
 TEST(Schedule, IsExactAfterRandomChangesAndRollbacks) {
