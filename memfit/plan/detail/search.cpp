@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kTiny = 1e-12;
 constexpr std::int32_t kLongStep = 20000;  // ops
-constexpr std::int64_t kCleanWork = 100'000'000;
+constexpr std::int64_t kCleanWork = 30'000'000;
 constexpr std::int64_t kLongWork = 400'000'000;  // a second or two
 
 }  // namespace
@@ -358,13 +358,18 @@ bool Search::repair_in_stretches() {
   double best_cost = 0;
   // The last stretch taken is often more than was missing. Aiming lower ends with other stretches, at times cheaper ones.
   for (const double aim : {1.0, 0.95}) {
-    for (std::int32_t count = 8; count <= 300; count += count / 2) {
+    // Costs fall with finer stretches and then rise: a pass makes more for itself only.
+    int no_better = 0;
+    for (std::int32_t count = 8; count <= 300 && no_better < 2; count += count / 2) {
       s_.set_limit(static_cast<std::int64_t>(aim * static_cast<double>(limit)));
       s_.forget_history();
       options_.most_work = std::min(most_work, s_.work + kLongWork / 20);
       if (drop_stretches(count) && (!best || s_.cost() < best_cost)) {
         best = save();
         best_cost = s_.cost();
+        no_better = 0;
+      } else if (best) {
+        ++no_better;
       }
       s_.rollback(0);
     }
@@ -525,7 +530,7 @@ bool Search::ruin_and_recreate(double temperature) {
   weighting.noise = uniform() < 0.3 ? 0.0 : uniform() * 1.5;
   weighting.tries = 4;
   repair(weighting);
-  clean(uniform() < 0.5, near);
+  clean(uniform() < 0.5, near, options_.most_work - s_.work);
   const bool better = s_.violation() < violation ||
                       (s_.violation() == violation && s_.cost() <= cost - temperature * cost * std::log(std::max(1e-9, uniform())));
   if (!better) s_.rollback(0);
