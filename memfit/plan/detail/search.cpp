@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kTiny = 1e-12;
 constexpr std::int32_t kLongStep = 20000;  // ops
-constexpr std::int64_t kCleanWork = 30'000'000;
+constexpr std::int64_t kCleanWork = 200'000'000;
 constexpr std::int64_t kLongWork = 400'000'000;  // a second or two
 
 }  // namespace
@@ -565,7 +565,16 @@ bool Search::run() {
   const bool long_step = p_.n > kLongStep;
   const std::int64_t most_work = options_.most_work;
   if (long_step) options_.most_work = std::min(most_work, s_.work + kLongWork);
-  if (long_step && !repair_in_stretches()) repair_in_batches();
+  if (long_step) {  // which way is the cheaper one depends on whether some values are much cheaper to make than others
+    const bool found = repair_in_stretches();
+    const Solution stretches = save();
+    const double cost = s_.cost();
+    load({});
+    s_.forget_history();
+    repair_in_batches();
+    if (found && (!s_.feasible() || s_.cost() > cost)) load(stretches);
+    s_.forget_history();
+  }
   Weighting weighting;
   repair(weighting);
   if (!long_step && !s_.feasible()) {
@@ -573,7 +582,8 @@ bool Search::run() {
     load({});
     if (!repair_in_stretches()) load(least);
   }
-  clean(!long_step, {}, long_step ? kCleanWork : std::int64_t{1} << 62);
+  if (!long_step) clean(true, {});
+  else if (s_.feasible()) clean(true, {}, static_cast<std::int64_t>(std::min(1.0, options_.effort) * kCleanWork));
   s_.forget_history();
   if (options_.offload) offload_the_dear();
   options_.most_work = most_work;
