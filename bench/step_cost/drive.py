@@ -234,8 +234,10 @@ def arguments():
     args.out = args.out or os.path.join(ROOT, "bench/results", f"step_cost_{args.model}{'_cpp' if args.cpp else ''}.json")
     if args.cpp:
         Mode.cpp = os.path.join(os.path.dirname(args.memfit), "step_cost_worker")
-        if args.compile or not os.path.exists(Mode.cpp):
-            parser.error(f"--compile is of Python" if args.compile else f"{Mode.cpp} is not there: build with -DMEMFIT_BENCHES=ON")
+        if args.compile:
+            parser.error("--compile: torch.compile is of Python only; leave out --cpp or --compile")
+        if not os.path.exists(Mode.cpp):
+            parser.error(f"{Mode.cpp} is not there: configure with -DMEMFIT_BENCHES=ON and build")
     return args
 
 

@@ -25,7 +25,7 @@ class Device {
 };
 
 /// The process's own memory. The operating system makes pages at first touch, so `commit` fails only where it refuses
-/// to promise them (ulimit -v, vm.overcommit_memory = 2).
+/// to promise them (ulimit -d, vm.overcommit_memory = 2).
 Device& host();
 
 }  // namespace memfit::device
