@@ -161,6 +161,8 @@ class Engine final : public memory::MemoryPressure {
     std::vector<Value*> evicted;   // that a storage waits for
     std::vector<Value*> resident;  // nearest ones that have their bytes
   };
+  template <class AtRecipe, class AtResult>
+  void walk_dependents(Value* value, AtRecipe at_recipe, AtResult at_result);
   Dependents dependents_of(Value* value);
   static std::uint64_t bytes_of(const std::vector<Value*>& values);
   bool worth_keeping(Value* value);

@@ -246,10 +246,11 @@ void Engine::cut_readers(Value* value) {
   drain_unused();
 }
 
-// What is made from `value`, as far as the first results that have their bytes.
-Engine::Dependents Engine::dependents_of(Value* value) {
-  Dependents found;
-  std::vector<Value*> walk{value};
+// Walks what is made from `value`, as far as the first results that have their bytes. `at_recipe()` for each recipe on the
+// way, `at_result(value, has bytes)` for each result; the walk ends where one of them says false.
+template <class AtRecipe, class AtResult>
+void Engine::walk_dependents(Value* value, AtRecipe at_recipe, AtResult at_result) {
+  c10::SmallVector<Value*, 32> walk{value};
   const std::uint64_t id = ++visit_;
   while (!walk.empty()) {
     Value* x = walk.back();
@@ -258,18 +259,25 @@ Engine::Dependents Engine::dependents_of(Value* value) {
       Recipe* recipe = arg->owner;
       if (recipe->visit == id) continue;
       recipe->visit = id;
+      if (!at_recipe()) return;
       for (Value* r : recipe->results) {
         if (r == nullptr || r->visit == id) continue;
         r->visit = id;
-        if ((r->resident && !is_temporary(r)) || r->spare) {
-          found.resident.push_back(r);
-          continue;
-        }
-        if (r->bound) found.evicted.push_back(r);
-        walk.push_back(r);
+        const bool has_bytes = (r->resident && !is_temporary(r)) || r->spare;
+        if (!at_result(r, has_bytes)) return;
+        if (!has_bytes) walk.push_back(r);
       }
     }
   }
+}
+
+Engine::Dependents Engine::dependents_of(Value* value) {
+  Dependents found;
+  walk_dependents(value, [] { return true; }, [&](Value* r, bool has_bytes) {
+    if (has_bytes) found.resident.push_back(r);
+    else if (r->bound) found.evicted.push_back(r);
+    return true;
+  });
   return found;
 }
 
@@ -445,33 +453,19 @@ bool Engine::worth_keeping(Value* value) {
   if (value->readers == nullptr || !limited_ || value->escaped) return false;
   // A plan knows what goes when; only small ones are kept without need, since no plan counts on making them again.
   const bool planned = planned_.current() != nullptr && value->bytes > kSmallSource;
-  // Walks as dependents_of does, but stops at the first reason; every dropped source comes here. A long walk is one too.
+  // Every dropped source comes here, so the walk ends at the first reason. That it would be a long one is a reason too.
   constexpr int kMost = 128;
-  c10::SmallVector<Value*, 32> walk{value};
-  const std::uint64_t id = ++visit_;
+  int recipes = 0;
   std::uint64_t resident = 0;
-  for (int recipes = 0; !walk.empty();) {
-    Value* x = walk.back();
-    walk.pop_back();
-    for (TensorArg* arg = x->readers; arg != nullptr; arg = arg->next) {
-      Recipe* recipe = arg->owner;
-      if (recipe->visit == id) continue;
-      recipe->visit = id;
-      if (++recipes > kMost) return true;
-      for (Value* r : recipe->results) {
-        if (r == nullptr || r->visit == id) continue;
-        r->visit = id;
-        if ((r->resident && !is_temporary(r)) || r->spare) {
-          resident += r->bytes;
-          if (!planned && resident > value->bytes) return true;
-        } else {
-          if (r->bound) return true;
-          walk.push_back(r);
-        }
-      }
-    }
-  }
-  return false;
+  bool keep = false;
+  walk_dependents(
+      value, [&] { return !(keep = ++recipes > kMost); },
+      [&](Value* r, bool has_bytes) {
+        if (has_bytes) resident += r->bytes;
+        keep = has_bytes ? !planned && resident > value->bytes : r->bound;
+        return !keep;
+      });
+  return keep;
 }
 
 std::uint64_t Engine::bytes_of(const std::vector<Value*>& values) {

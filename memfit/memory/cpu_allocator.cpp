@@ -209,12 +209,7 @@ Block* CpuAllocator::take_small(std::uint64_t capacity) {
 Block* CpuAllocator::take_large(std::uint64_t capacity, std::uint64_t bytes) {
   void* pages = pool_.take(capacity);
   while (pages == nullptr) {
-    if (pool_.warm() > 0) {
-      pool_.discard(pool_.warm());
-      ledger_.cached = small_cached_;
-    } else if (pressure_ == nullptr || !pressure_->make_room(bytes)) {
-      refuse(bytes);
-    }
+    if (trim(small_cached_) == 0 && (pressure_ == nullptr || !pressure_->make_room(bytes))) refuse(bytes);
     pages = pool_.take(capacity);
   }
   ledger_.served_cold = pool_.served_cold();

@@ -7,13 +7,26 @@
 namespace memfit::plan::detail {
 namespace {
 
-constexpr std::size_t kMany = 64;  // changes
+constexpr std::size_t kMany = 64;  // changes at once whose bytes are first noted as differences
 constexpr std::int32_t kStays = std::numeric_limits<std::int32_t>::max();
 
 void erase_one(std::vector<std::int32_t>& from, std::int32_t what) {
   auto at = std::find(from.begin(), from.end(), what);
   *at = from.back();
   from.pop_back();
+}
+
+bool due_in(const std::vector<Absence>& list, std::int32_t t) {
+  for (const Absence& x : list)
+    if (x.mode == Mode::Recompute && x.b == t) return true;
+  return false;
+}
+
+/// What a pass at `t` sees of the value, as a number.
+int seen_at(const std::vector<Absence>& list, std::int32_t t) {
+  for (const Absence& x : list)
+    if (x.a < t && t <= x.b) return static_cast<int>(x.mode) + 1 + 10 * (t >= x.lo) + 100 * (t == x.b);
+  return 0;
 }
 
 }  // namespace
@@ -48,12 +61,18 @@ double Schedule::own_cost(std::int32_t value, const Absence& absence) const {
   return absence.mode == Mode::Pack ? static_cast<double>(p_.pack_cost[value]) + p_.unpack_cost[value] : 0.0;
 }
 
-void Schedule::defer() {
-  if (deferred_++ == 0) differences_.assign(static_cast<std::size_t>(p_.n) + 2, 0);
+Schedule::Deferral::Deferral(Schedule& schedule, std::size_t changes) : schedule_(schedule), outer_(schedule.deferring_) {
+  if (outer_ || changes <= kMany) return;
+  schedule_.deferring_ = true;
+  schedule_.differences_.assign(static_cast<std::size_t>(schedule_.p_.n) + 2, 0);
+}
+
+Schedule::Deferral::~Deferral() {
+  if (!outer_ && schedule_.deferring_) schedule_.settle();
 }
 
 void Schedule::settle() {
-  if (--deferred_ != 0) return;
+  deferring_ = false;
   std::int64_t difference = 0;
   violation_ = 0;
   for (std::int32_t t = 0; t <= p_.n; ++t) {
@@ -66,7 +85,7 @@ void Schedule::settle() {
 
 void Schedule::add_range(std::int32_t from, std::int32_t to, std::int64_t bytes) {
   if (from > to) return;
-  if (deferred_ > 0) {
+  if (deferring_) {
     differences_[from] += bytes;
     differences_[to + 1] -= bytes;
     ++work;
@@ -223,23 +242,6 @@ void Schedule::install(std::int32_t stage, Pass&& pass, bool journal) {
   if (journal) journal_.push_back({true, stage, std::move(pass), {}});
 }
 
-namespace {
-
-bool due_in(const std::vector<Absence>& list, std::int32_t t) {
-  for (const Absence& x : list)
-    if (x.mode == Mode::Recompute && x.b == t) return true;
-  return false;
-}
-
-/// What a pass at `t` sees of the value, as a number.
-int seen_at(const std::vector<Absence>& list, std::int32_t t) {
-  for (const Absence& x : list)
-    if (x.a < t && t <= x.b) return static_cast<int>(x.mode) + 1 + 10 * (t >= x.lo) + 100 * (t == x.b);
-  return 0;
-}
-
-}  // namespace
-
 /// affected_: the stages whose passes change when `value` gets these absences, sorted.
 void Schedule::find_affected(std::int32_t value, const std::vector<Absence>& fresh) {
   affected_.clear();
@@ -261,74 +263,48 @@ void Schedule::find_affected(std::int32_t value, const std::vector<Absence>& fre
 
 bool Schedule::assign(std::int32_t value, std::vector<Absence> absences) {
   if (absences == absences_[value]) return true;
-  const std::size_t start = mark();
-  find_affected(value, absences);
-  std::vector<std::uint8_t> due_before;
-  for (std::int32_t t : affected_) due_before.push_back(due_in(absences_[value], t));
-  swap_absences(value, absences);
-  journal_.push_back({false, value, {}, std::move(absences)});
-  const std::vector<std::int32_t> stages = affected_;
-  for (std::size_t k = 0; k < stages.size(); ++k) {
-    const std::int32_t t = stages[k];
-    Pass pass;
-    pass.due = passes_[t].due;
-    const bool due_now = due_in(absences_[value], t);
-    if (due_now && !due_before[k]) pass.due.push_back(value);
-    if (!due_now && due_before[k]) erase_one(pass.due, value);
-    if (!evaluate(t, pass)) {
-      rollback(start);
-      return false;
-    }
-    install(t, std::move(pass), true);
-  }
-  return true;
+  Change one(value, std::move(absences));
+  return apply({&one, 1});
 }
 
-bool Schedule::assign_all(Changes changes) {
+bool Schedule::apply(std::span<Change> changes) {
   const std::size_t start = mark();
-  defer();
-  struct Due {
-    std::int32_t stage, value;
-    bool comes;
-  };
-  std::vector<Due> dues;
-  std::vector<std::int32_t> stages;
+  const Deferral deferral(*this, changes.size());
+  dues_.clear();
+  stages_.clear();
   for (auto& [value, absences] : changes) {
     if (absences == absences_[value]) continue;
     find_affected(value, absences);
     for (std::int32_t t : affected_) {
       const bool before = due_in(absences_[value], t), after = due_in(absences, t);
-      if (before != after) dues.push_back({t, value, after});
+      if (before != after) dues_.push_back({t, value, after});
     }
-    stages.insert(stages.end(), affected_.begin(), affected_.end());
+    stages_.insert(stages_.end(), affected_.begin(), affected_.end());
     swap_absences(value, absences);
     journal_.push_back({false, value, {}, std::move(absences)});
   }
-  std::sort(stages.begin(), stages.end());
-  stages.erase(std::unique(stages.begin(), stages.end()), stages.end());
-  std::stable_sort(dues.begin(), dues.end(), [](const Due& a, const Due& b) { return a.stage < b.stage; });
-  auto due = dues.begin();
-  for (const std::int32_t t : stages) {
+  std::sort(stages_.begin(), stages_.end());
+  stages_.erase(std::unique(stages_.begin(), stages_.end()), stages_.end());
+  if (dues_.size() > 1) std::stable_sort(dues_.begin(), dues_.end(), [](const Due& a, const Due& b) { return a.stage < b.stage; });
+  auto due = dues_.begin();
+  for (const std::int32_t t : stages_) {
     Pass pass;
     pass.due = passes_[t].due;
-    for (; due != dues.end() && due->stage == t; ++due) {
+    for (; due != dues_.end() && due->stage == t; ++due) {
       if (due->comes) pass.due.push_back(due->value);
       else erase_one(pass.due, due->value);
     }
     if (!evaluate(t, pass)) {
       rollback(start);
-      settle();
       return false;
     }
     install(t, std::move(pass), true);
   }
-  settle();
   return true;
 }
 
 void Schedule::rollback(std::size_t mark) {
-  const bool many = journal_.size() > mark + kMany;
-  if (many) defer();
+  const Deferral deferral(*this, journal_.size() - std::min(mark, journal_.size()));
   while (journal_.size() > mark) {
     Undo undo = std::move(journal_.back());
     journal_.pop_back();
@@ -337,7 +313,6 @@ void Schedule::rollback(std::size_t mark) {
     else
       swap_absences(undo.index, undo.absences);
   }
-  if (many) settle();
 }
 
 bool Schedule::check_invariants() const {

@@ -66,9 +66,10 @@ class Schedule {
   /// Replace the absences of `value` (sorted, disjoint). False, and nothing changed, when some pass becomes impossible
   /// or would run more than `max_pass_ops` ops.
   bool assign(std::int32_t value, std::vector<Absence> absences);
-  using Changes = std::vector<std::pair<std::int32_t, std::vector<Absence>>>;
+  using Change = std::pair<std::int32_t, std::vector<Absence>>;
+  using Changes = std::vector<Change>;
   /// The same for many values at once, each named once: every pass is worked out once, however many of them it concerns.
-  bool assign_all(Changes changes);
+  bool assign_all(Changes changes) { return apply(changes); }
 
   /// Everything after mark() can be taken back by rollback(mark).
   std::size_t mark() const { return journal_.size(); }
@@ -89,7 +90,22 @@ class Schedule {
     std::vector<Absence> absences;
   };
 
+  /// While one lives, many changes' bytes are noted as differences; they reach profile_ and violation_ in one walk at its
+  /// end. Few changes are cheaper made at once.
+  class Deferral {
+   public:
+    Deferral(Schedule& schedule, std::size_t changes);
+    ~Deferral();
+    Deferral(const Deferral&) = delete;
+    Deferral& operator=(const Deferral&) = delete;
+
+   private:
+    Schedule& schedule_;
+    const bool outer_;  // another one is at work already
+  };
+
   int availability(std::int32_t value, std::int32_t stage) const;  // 0 no, 1 yes, 2 packed
+  bool apply(std::span<Change> changes);
   void find_affected(std::int32_t value, const std::vector<Absence>& fresh);
   bool evaluate(std::int32_t stage, Pass& pass);
   bool collect(std::int32_t stage, Pass& pass);
@@ -98,7 +114,6 @@ class Schedule {
   void swap_absences(std::int32_t value, std::vector<Absence>& absences);
   void account(std::int32_t value, const Absence& absence, std::int64_t sign);
   void add_range(std::int32_t from, std::int32_t to, std::int64_t bytes);
-  void defer();
   void settle();
   void set_height(std::int32_t stage, std::int64_t height);
   double own_cost(std::int32_t value, const Absence& absence) const;
@@ -112,8 +127,7 @@ class Schedule {
   std::vector<Pass> passes_;
   std::vector<std::vector<std::int32_t>> readers_, makers_;
   std::vector<Undo> journal_;
-  // Many changes at once: their bytes are first noted as differences, and reach profile_ and violation_ in one walk.
-  int deferred_ = 0;
+  bool deferring_ = false;
   std::vector<std::int64_t> differences_;
   // scratch of evaluate()
   std::uint32_t epoch_ = 0, due_epoch_ = 0;
@@ -121,6 +135,13 @@ class Schedule {
   std::vector<std::int32_t> last_use_;
   std::vector<std::int32_t> stack_, unpacked_;
   std::vector<std::int32_t> affected_;
+  // scratch of apply()
+  struct Due {
+    std::int32_t stage, value;
+    bool comes;
+  };
+  std::vector<Due> dues_;
+  std::vector<std::int32_t> stages_;
 };
 
 }  // namespace memfit::plan::detail

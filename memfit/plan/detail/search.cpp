@@ -16,7 +16,7 @@ constexpr std::int64_t kLongWork = 400'000'000;  // a second or two
 }  // namespace
 
 Search::Search(const Problem& problem, Schedule& schedule, const SearchOptions& options)
-    : p_(problem), s_(schedule), options_(options), random_(options.seed), tabu_(problem.gaps.size(), 0),
+    : p_(problem), s_(schedule), options_(options), work_until_(options.most_work), random_(options.seed), tabu_(problem.gaps.size(), 0),
       first_gap_(static_cast<std::size_t>(problem.m) + 1, 0), weight_(static_cast<std::size_t>(problem.n) + 3, 0.0) {
   if (options_.offload) room_left_ = options_.offload->room;
   written_.assign(p_.m, 0);
@@ -194,7 +194,7 @@ bool Search::repair(const Weighting& weighting) {
   std::vector<std::int32_t> gaps;
   const std::size_t most_rounds = 100 + 8 * p_.gaps.size();
   for (std::size_t round = 0; !s_.feasible(); ++round) {
-    if (round > most_rounds || s_.work > options_.most_work) return false;
+    if (round > most_rounds || s_.work > work_until_) return false;
     Move best;
     double best_score = 0;
     auto consider = [&](std::int32_t g) {
@@ -237,7 +237,7 @@ bool Search::repair(const Weighting& weighting) {
 void Search::repair_in_batches() {
   std::vector<std::int32_t> gaps;
   const auto batch = static_cast<std::int32_t>(p_.gaps.size() / 800);
-  for (int round = 0; round < 3000 && !s_.feasible() && s_.work <= options_.most_work; ++round) {
+  for (int round = 0; round < 3000 && !s_.feasible() && s_.work <= work_until_; ++round) {
     Weighting weighting;
     weighting.tries = batch;
     shortlist(weighting, gaps);
@@ -278,12 +278,12 @@ void Search::repair_in_batches() {
 /// What ops from .. to-1 made and used for the last time before a long gap: away together, and back together. What is
 /// wanted again sooner than most of it stays.
 Schedule::Changes Search::stretch(std::int32_t from, std::int32_t to, std::span<const std::int32_t> gaps) const {
-  std::vector<std::pair<std::int32_t, std::int32_t>> ends;  // of gaps that outlast the stretch: when, which
-  for (std::int32_t g : gaps) {
-    const Gap& gap = p_.gaps[g];
-    if (p_.producer[gap.value] >= from && gap.a < to && gap.b > to && gap.b <= p_.n && s_.absences(gap.value).empty())
-      ends.emplace_back(gap.b, g);
-  }
+  auto outlasts = [&](const Gap& gap) {
+    return p_.producer[gap.value] >= from && gap.a < to && gap.b > to && gap.b <= p_.n && s_.absences(gap.value).empty();
+  };
+  std::vector<std::pair<std::int32_t, std::int32_t>> ends;  // when, which
+  for (std::int32_t g : gaps)
+    if (outlasts(p_.gaps[g])) ends.emplace_back(p_.gaps[g].b, g);
   std::sort(ends.rbegin(), ends.rend());
   double bytes = 0, most = 0;
   std::int32_t back = p_.n + 1;
@@ -298,8 +298,7 @@ Schedule::Changes Search::stretch(std::int32_t from, std::int32_t to, std::span<
   Schedule::Changes changes;
   for (std::int32_t g : gaps) {  // in the order of values
     const Gap& gap = p_.gaps[g];
-    if (p_.producer[gap.value] < from || gap.a >= to || gap.b < back || gap.b > p_.n || !s_.absences(gap.value).empty()) continue;
-    if (!changes.empty() && changes.back().first == gap.value) continue;
+    if (!outlasts(gap) || gap.b < back || (!changes.empty() && changes.back().first == gap.value)) continue;
     changes.emplace_back(gap.value, std::vector<Absence>{Schedule::recompute(gap.a, back)});
   }
   return changes;
@@ -323,7 +322,7 @@ bool Search::drop_stretches(std::int32_t count) {
   std::vector<std::pair<double, std::int32_t>> order;
   for (std::int32_t k = 0; k < count; ++k)
     if (!gaps[k].empty()) order.emplace_back(0.0, k);
-  while (!s_.feasible() && !order.empty() && s_.work <= options_.most_work) {
+  while (!s_.feasible() && !order.empty() && s_.work <= work_until_) {
     std::pop_heap(order.begin(), order.end(), std::greater<>());
     const auto [old_score, k] = order.back();
     order.pop_back();
@@ -353,17 +352,17 @@ bool Search::drop_stretches(std::int32_t count) {
 bool Search::repair_in_stretches() {
   if (!options_.recompute) return false;
   const Solution before = save();
-  const std::int64_t limit = s_.limit(), most_work = options_.most_work;
+  const std::int64_t limit = s_.limit();
   std::optional<Solution> best;
   double best_cost = 0;
   // The last stretch taken is often more than was missing. Aiming lower ends with other stretches, at times cheaper ones.
   for (const double aim : {1.0, 0.95}) {
+    s_.set_limit(static_cast<std::int64_t>(aim * static_cast<double>(limit)));
     // Costs fall with finer stretches and then rise: a pass makes more for itself only.
     int no_better = 0;
     for (std::int32_t count = 8; count <= 300 && no_better < 2; count += count / 2) {
-      s_.set_limit(static_cast<std::int64_t>(aim * static_cast<double>(limit)));
       s_.forget_history();
-      options_.most_work = std::min(most_work, s_.work + kLongWork / 20);
+      const WorkLimit limited(*this, kLongWork / 20);
       if (drop_stretches(count) && (!best || s_.cost() < best_cost)) {
         best = save();
         best_cost = s_.cost();
@@ -374,7 +373,6 @@ bool Search::repair_in_stretches() {
       s_.rollback(0);
     }
   }
-  options_.most_work = most_work;
   s_.set_limit(limit);
   s_.forget_history();
   load(best ? *best : before);
@@ -392,8 +390,7 @@ bool Search::fits_again(std::int32_t value, const std::vector<Absence>& list) co
 }
 
 /// Take back what is not needed: absences whose end saves time and still fits, in the order of what they cost.
-void Search::clean(bool thorough, const Near& near, std::int64_t most_work) {
-  const std::int64_t begun = s_.work;
+void Search::clean(bool thorough, const Near& near) {
   std::vector<std::pair<double, std::int32_t>> order;
   for (std::int32_t g = 0; g < static_cast<std::int32_t>(p_.gaps.size()); ++g) {
     const Gap& gap = p_.gaps[g];
@@ -404,7 +401,7 @@ void Search::clean(bool thorough, const Near& near, std::int64_t most_work) {
   s_.work += static_cast<std::int64_t>(p_.gaps.size()) / 4;
   std::sort(order.begin(), order.end());
   for (auto& [key, g] : order) {
-    if (s_.work - begun > most_work) break;
+    if (s_.work > work_until_) break;
     const std::vector<Absence> now = inside(g);
     Move best;
     auto consider = [&](std::vector<Absence> list) {
@@ -530,7 +527,7 @@ bool Search::ruin_and_recreate(double temperature) {
   weighting.noise = uniform() < 0.3 ? 0.0 : uniform() * 1.5;
   weighting.tries = 4;
   repair(weighting);
-  clean(uniform() < 0.5, near, options_.most_work - s_.work);
+  clean(uniform() < 0.5, near);
   const bool better = s_.violation() < violation ||
                       (s_.violation() == violation && s_.cost() <= cost - temperature * cost * std::log(std::max(1e-9, uniform())));
   if (!better) s_.rollback(0);
@@ -542,7 +539,7 @@ void Search::improve(std::int64_t budget) {
   double best_cost = s_.cost();
   std::int64_t best_violation = s_.violation();
   const std::int64_t start = s_.work;
-  options_.most_work = std::min(options_.most_work, start + budget);  // one round's repair alone can take longer
+  const WorkLimit limited(*this, budget);  // one round's repair alone can take longer
   const std::int64_t patience = 300 + static_cast<std::int64_t>(20 * p_.gaps.size() * std::max(1.0, options_.effort));
   std::int64_t idle = 0;  // rounds without a better best
   while (s_.work - start < budget && idle++ < patience && (s_.cost() > kTiny || !s_.feasible())) {
@@ -559,34 +556,47 @@ void Search::improve(std::int64_t budget) {
   load(best);
 }
 
-bool Search::run() {
-  if (p_.gaps.empty() || s_.feasible()) return s_.feasible();
-  if (options_.offload) offload_around();
-  const bool long_step = p_.n > kLongStep;
-  const std::int64_t most_work = options_.most_work;
-  if (long_step) options_.most_work = std::min(most_work, s_.work + kLongWork);
-  if (long_step) {  // which way is the cheaper one depends on whether some values are much cheaper to make than others
+/// A first schedule of a short step: value by value, or in stretches where that does not lead under the limit.
+void Search::begin_short() {
+  const Solution start = save();
+  repair({});
+  if (!s_.feasible()) {
+    const Solution least = save();
+    load(start);
+    if (!repair_in_stretches()) load(least);
+  }
+  clean(true, {});
+}
+
+/// A first schedule of a long step: in stretches and in batches, whichever is cheaper. That depends on whether some values
+/// are much cheaper to make than others.
+void Search::begin_long() {
+  {
+    const WorkLimit limited(*this, kLongWork);
+    const Solution start = save();
     const bool found = repair_in_stretches();
     const Solution stretches = save();
     const double cost = s_.cost();
-    load({});
+    load(start);
     s_.forget_history();
     repair_in_batches();
     if (found && (!s_.feasible() || s_.cost() > cost)) load(stretches);
     s_.forget_history();
+    repair({});
   }
-  Weighting weighting;
-  repair(weighting);
-  if (!long_step && !s_.feasible()) {
-    const Solution least = save();
-    load({});
-    if (!repair_in_stretches()) load(least);
-  }
-  if (!long_step) clean(true, {});
-  else if (s_.feasible()) clean(true, {}, static_cast<std::int64_t>(std::min(1.0, options_.effort) * kCleanWork));
+  if (!s_.feasible()) return;
+  const WorkLimit limited(*this, static_cast<std::int64_t>(std::min(1.0, options_.effort) * kCleanWork));
+  clean(true, {});
+}
+
+bool Search::run() {
+  if (p_.gaps.empty() || s_.feasible()) return s_.feasible();
+  if (options_.offload) offload_around();
+  const bool long_step = p_.n > kLongStep;
+  if (long_step) begin_long();
+  else begin_short();
   s_.forget_history();
   if (options_.offload) offload_the_dear();
-  options_.most_work = most_work;
   improve(static_cast<std::int64_t>(options_.effort * 3e7));
   if (!long_step) clean(true, {});
   return s_.feasible();

@@ -3,6 +3,7 @@
 // The method and why: docs/design/planning.md.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <random>
@@ -51,7 +52,21 @@ class Search {
     double noise = 0.0;
     std::int32_t tries = 6;  // how many of the most promising gaps are probed exactly
   };
-  using Solution = std::vector<std::pair<std::int32_t, std::vector<Absence>>>;
+  using Solution = Schedule::Changes;
+  /// While it lives, no more work than `work` from now on, nor more than was allowed before.
+  class WorkLimit {
+   public:
+    WorkLimit(Search& search, std::int64_t work) : search_(search), outer_(search.work_until_) {
+      search_.work_until_ = std::min(outer_, search_.s_.work + work);
+    }
+    ~WorkLimit() { search_.work_until_ = outer_; }
+    WorkLimit(const WorkLimit&) = delete;
+    WorkLimit& operator=(const WorkLimit&) = delete;
+
+   private:
+    Search& search_;
+    const std::int64_t outer_;
+  };
 
   /// A stay outside for the whole gap whose copies hide behind ops, if both channels have time for it.
   std::optional<Absence> offload(std::int32_t gap) const;
@@ -65,7 +80,9 @@ class Search {
   bool repair_in_stretches();
   bool drop_stretches(std::int32_t count);
   Schedule::Changes stretch(std::int32_t from, std::int32_t to, std::span<const std::int32_t> gaps) const;
-  void clean(bool thorough, const Near& near, std::int64_t most_work = std::int64_t{1} << 62);
+  void begin_short();
+  void begin_long();
+  void clean(bool thorough, const Near& near);
   void improve(std::int64_t budget);
   bool ruin_and_recreate(double temperature);
   Near ruin();
@@ -89,6 +106,7 @@ class Search {
   const Problem& p_;
   Schedule& s_;
   SearchOptions options_;
+  std::int64_t work_until_;  // Schedule::work at which what is being tried ends
   std::mt19937_64 random_;
   std::vector<float> estimate_;                 // per gap: what dropping it cost when last probed
   std::vector<std::uint8_t> usable_;            // per gap: can be away at all
