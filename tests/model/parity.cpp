@@ -20,8 +20,9 @@ constexpr int kSteps = 20;
 constexpr double kRate = 0.05, kMomentum = 0.9;
 
 Arrays read_arrays(const std::string& path) {
+  // Copied: kernels may round otherwise where an array lies in the file at another alignment than PyTorch gives its own.
   Arrays arrays;
-  for (auto& array : memfit::data::map_arrays(path)) arrays[array.name] = array.tensor;
+  for (auto& array : memfit::data::map_arrays(path)) arrays[array.name] = array.tensor.clone();
   return arrays;
 }
 
