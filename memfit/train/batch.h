@@ -49,6 +49,9 @@ struct Model {
   std::vector<NamedTensor> buffers;
   /// Training or evaluation mode; may be empty where the model knows none. Returns a function that puts the modes back.
   std::function<std::function<void()>(bool)> set_training;
+  /// Names of Python's state_dict, each with "model/PARAMETER" or "buffer/BUFFER" of the above; shared tensors have several. Kept in
+  /// checkpoints for whoever exports them. Empty: the names above.
+  std::vector<std::pair<std::string, std::string>> state_names;
 };
 
 /// A module with its own names. `forward` calls it.

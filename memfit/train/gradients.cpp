@@ -52,17 +52,35 @@ std::optional<double> Accumulator::finish() {
   return loss;
 }
 
+namespace {
+
+at::Tensor common_norm(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& g : gradients) norms.push_back(at::linalg_vector_norm(g, 2));
+  return at::linalg_vector_norm(at::stack(norms), 2);
+}
+
+void check_norm_is_known(const char* name, const optim::Optimizer& optimizer) {
+  if (!optimizer.steps_in_backward()) return;
+  throw UsageError(fmt::format("{}: {} steps in backward, before the norm of all gradients is known. Use one or the other.", name, optimizer.kind()));
+}
+
+}  // namespace
+
+double gradient_norm(const optim::Optimizer& optimizer) {
+  check_norm_is_known("gradient_norm", optimizer);
+  at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> gradients = optimizer.gradients();
+  return gradients.empty() ? 0 : common_norm(gradients).item<double>();
+}
+
 double clip_gradient_norm(const optim::Optimizer& optimizer, double max_norm) {
   if (!(max_norm > 0)) throw UsageError(fmt::format("clip_gradient_norm: a max_norm of {}; it must be above 0.", max_norm));
-  if (optimizer.steps_in_backward()) {
-    throw UsageError(fmt::format("clip_gradient_norm: {} steps in backward, before the norm of all gradients is known. Use one or the other.",
-                                 optimizer.kind()));
-  }
+  check_norm_is_known("clip_gradient_norm", optimizer);
   at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients = optimizer.gradients(), norms;
+  std::vector<at::Tensor> gradients = optimizer.gradients();
   if (gradients.empty()) return 0;
-  for (const at::Tensor& g : gradients) norms.push_back(at::linalg_vector_norm(g, 2));
-  const at::Tensor norm = at::linalg_vector_norm(at::stack(norms), 2);
+  const at::Tensor norm = common_norm(gradients);
   const at::Tensor share = at::clamp(max_norm / (norm + 1e-6), std::nullopt, 1.0);
   for (at::Tensor& g : gradients) g.mul_(share);
   return norm.item<double>();

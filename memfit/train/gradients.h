@@ -38,6 +38,9 @@ class Accumulator {
   std::vector<std::pair<at::Tensor, double>> sums_;  // scalar, and what to multiply it by
 };
 
+/// The common 2-norm of all gradients, 0 where there are none. Throws: as clip_gradient_norm.
+double gradient_norm(const optim::Optimizer& optimizer);
+
 /// Scale all gradients so that their common 2-norm is at most `max_norm`; the bits of torch.nn.utils.clip_grad_norm_.
 /// Returns:  the norm before. Throws: UsageError for a limit not above 0 or when the optimizer steps in backward.
 double clip_gradient_norm(const optim::Optimizer& optimizer, double max_norm);

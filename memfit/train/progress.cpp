@@ -19,18 +19,19 @@ ProgressStyle resolve(ProgressStyle style) {
   return ::isatty(STDERR_FILENO) != 0 ? ProgressStyle::Bar : ProgressStyle::Lines;
 }
 
+}  // namespace
+
 std::string json_line(const StepReport& r) {
-  nlohmann::json out = {{"step", r.step}, {"epoch", r.epoch}, {"loss", r.loss}, {"learning_rate", r.learning_rate}, {"rows", r.rows},
-                        {"seconds", r.seconds}, {"used_bytes", nullptr}, {"peak_bytes", nullptr}, {"limit_bytes", nullptr},
+  nlohmann::ordered_json out = {{"step", r.step}, {"epoch", r.epoch}, {"loss", r.loss}, {"lr", r.learning_rate}, {"grad_norm", nullptr},
+                        {"rows", r.rows}, {"seconds", r.seconds}, {"used_bytes", nullptr}, {"peak_bytes", nullptr}, {"limit_bytes", nullptr},
                         {"micro_batches", r.micro_batches}, {"skipped", r.skipped}, {"retries", r.retries}};
   if (!std::isfinite(r.loss)) out["loss"] = nullptr;
+  if (r.gradient_norm && std::isfinite(*r.gradient_norm)) out["grad_norm"] = *r.gradient_norm;
   if (r.used) out["used_bytes"] = r.used->count();
   if (r.peak) out["peak_bytes"] = r.peak->count();
   if (r.limit) out["limit_bytes"] = r.limit->count();
   return out.dump();
 }
-
-}  // namespace
 
 Progress::Progress(std::ostream& out, ProgressStyle style, std::optional<std::int64_t> steps)
     : out_(out), style_(resolve(style)), steps_(steps), start_(steady_clock::now()) {}

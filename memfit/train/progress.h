@@ -12,22 +12,26 @@
 
 namespace memfit::train {
 
-/// One effective step. As a JSON line, which pandas.read_json(lines=True) reads: {"step", "epoch", "loss", "learning_rate", "rows",
-/// "seconds", "used_bytes", "peak_bytes", "limit_bytes", "micro_batches", "skipped", "retries"}; bytes are null without a limit, a
-/// loss that is no number is null.
+/// One effective step. As a JSON line, which pandas.read_json(lines=True) reads: {"step", "epoch", "loss", "lr", "grad_norm", "rows",
+/// "seconds", "used_bytes", "peak_bytes", "limit_bytes", "micro_batches", "skipped", "retries"}; bytes are null where memfit does not
+/// count, grad_norm where it is not asked for; a number that is none is null.
 struct StepReport {
   std::int64_t step = 0;  // from 1
   std::int64_t epoch = 0;
   double loss = 0;
   double learning_rate = 0;
+  std::optional<double> gradient_norm;  // before clipping
   std::int64_t rows = 0;
   std::int64_t micro_batches = 1;
   double seconds = 0;
-  std::optional<Bytes> used, peak;  // where memfit counts: under a limit
+  std::optional<Bytes> used, peak;  // where memfit counts: under a limit, or with TrainerOptions::count
   std::optional<Bytes> limit;
   bool skipped = false;  // by the gradient scaler
   int retries = 0;       // after allocations that failed
 };
+
+/// `report` as one line of JSON, without the newline.
+std::string json_line(const StepReport& report);
 
 enum class ProgressStyle { Auto, Bar, Lines, Json, Off };
 

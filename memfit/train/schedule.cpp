@@ -30,6 +30,11 @@ Schedule cosine(std::int64_t steps, double floor) {
   };
 }
 
+Schedule linear(std::int64_t steps, double floor) {
+  check_steps("linear", steps);
+  return [=](std::int64_t step) { return step >= steps ? floor : 1 - (1 - floor) * static_cast<double>(step) / static_cast<double>(steps); };
+}
+
 Schedule staircase(std::int64_t steps, double factor) {
   check_steps("staircase", steps);
   return [=](std::int64_t step) { return std::pow(factor, static_cast<double>(step / steps)); };

@@ -14,6 +14,8 @@ using Schedule = std::function<double(std::int64_t step)>;
 Schedule linear_warmup(std::int64_t steps, Schedule then);
 /// From 1 down to `floor` along a half cosine in `steps` steps, `floor` afterwards.
 Schedule cosine(std::int64_t steps, double floor = 0);
+/// From 1 down to `floor` along a straight line in `steps` steps, `floor` afterwards.
+Schedule linear(std::int64_t steps, double floor = 0);
 /// 1, and times `factor` after every `steps` steps.
 Schedule staircase(std::int64_t steps, double factor);
 Schedule constant();

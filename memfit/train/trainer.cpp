@@ -7,6 +7,7 @@
 #include <cmath>
 #include <set>
 
+#include "memfit/memory/cpu_allocator.h"
 #include "memfit/optim/autocast.h"
 #include "memfit/train/detail/trainer_run.h"
 #include "memfit/train/evaluation.h"
@@ -47,10 +48,13 @@ Trainer::Trainer(Model model, std::shared_ptr<optim::Optimizer> optimizer, const
     const char* other = options.clip_norm ? "clip_norm" : options.precision == Precision::FP16 ? "precision = FP16" : "its rollback of failed steps";
     throw UsageError(fmt::format("Trainer: an optimizer that steps in backward and {} contradict each other; switch step_in_backward off.", other));
   }
+  if (options.memory.count() == 0 && !options.offload.empty()) throw UsageError("Trainer: offload without a limit; set memory.");
+  start_counting();
   if (options.ema_decay) ema_.emplace(optimizer_->parameters(), *options.ema_decay);
   if (options.memory.count() > 0) {
     engine::SessionOptions session;
     session.tensor_memory = options.memory;
+    session.offload = options.offload;
     session_ = std::make_unique<engine::Session>(session);
   }
 }
@@ -119,11 +123,12 @@ std::optional<double> Trainer::compute_gradients(const std::vector<Batch>& windo
 StepReport Trainer::train_step(const std::vector<Batch>& window, const Loss& loss, Run& run) {
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t retries_before = run.result.retries;
+  if (options_.count) memory::CpuAllocator::instance().reset_peaks();
   StepReport report;
   report.step = step_ + 1;
   report.epoch = epoch_;
   std::int64_t parts = 0;
-  const std::optional<double> value = try_gradients(window, loss, run);
+  const std::optional<double> value = try_gradients(window, loss, run, &report.gradient_norm);
   for (const Batch& b : window) {
     report.rows += b.rows;
     parts += micro_batch_ > 0 ? (b.rows + micro_batch_ - 1) / micro_batch_ : 1;
@@ -135,12 +140,12 @@ StepReport Trainer::train_step(const std::vector<Batch>& window, const Loss& los
   if (value) update_parameters(report, run);
   optimizer_->zero_grad();
   ++step_;
-  if (session_) {
-    const engine::SessionStats stats = session_->stats();
-    report.used = stats.live;
-    report.peak = stats.peak;
-    report.limit = stats.limit;
+  if (counts()) {
+    const memory::Ledger ledger = memory::CpuAllocator::instance().ledger();
+    report.used = Bytes(ledger.live);
+    report.peak = Bytes(ledger.peak);
   }
+  if (session_) report.limit = options_.memory;
   report.retries = static_cast<int>(run.result.retries - retries_before);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
@@ -162,6 +167,7 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
   if (options.epochs < 1) throw UsageError(fmt::format("Trainer: {} epochs; there is at least 1.", options.epochs));
   FitResult result;
   Progress progress(*options.out, options.progress, options.steps);
+  if (!options.description.is_null() && !options.description.is_object()) throw UsageError("Trainer: the description is no JSON object.");
   Run run{options, progress, result, std::nullopt, {}, {}, ""};
   const auto begin_epoch = [&] { persist([&] { source.reset(epoch_); }, "beginning an epoch", run); };
   begin_epoch();
@@ -169,7 +175,7 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
     run.folder.emplace(options.checkpoint_dir, options.keep);
     resume(source, run);
   }
-  const auto ended = [&] { return options.steps && step_ >= *options.steps; };
+  const auto ended = [&] { return result.interrupted || (options.steps && step_ >= *options.steps); };
   std::function<void()> modes_back;
   if (model_.set_training) modes_back = model_.set_training(true);
   std::int64_t saved_at = step_;
@@ -189,16 +195,19 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
       run.generator_before.reset();
       progress.step(report);
       if (options.on_step) options.on_step(report);
+      result.interrupted = options.stop && options.stop();
       if (options.checkpoint_every > 0 && step_ % options.checkpoint_every == 0) checkpoint();
     }
     if (ended()) break;
     ++epoch_;
     begin_epoch();
     if (options.validate != nullptr) {
-      double value = 0;
-      persist([&] { value = evaluate(*options.validate, loss); }, "validation", run);
-      result.validation.push_back(value);
-      progress.say(fmt::format("epoch {}: validation loss {:.6g}", epoch_ - 1, result.validation.back()));
+      Evaluation value;
+      persist([&] { value = evaluate(*options.validate, loss, options.metrics); }, "validation", run);
+      std::string line = fmt::format("epoch {}: validation loss {:.6g}", epoch_ - 1, value.loss);
+      for (const auto& [name, number] : value.metrics) line += fmt::format("  {} {:.6g}", name, number);
+      result.validation.push_back(std::move(value));
+      progress.say(line);
     }
     checkpoint();
   }
@@ -208,24 +217,38 @@ FitResult Trainer::fit(BatchSource& source, const Loss& loss, const FitOptions& 
   return result;
 }
 
-double Trainer::evaluate(BatchSource& source, const Loss& loss) {
+Evaluation Trainer::evaluate(BatchSource& source, const Loss& loss, const std::vector<Metric>& metrics) {
   check(loss);
   EvaluationScope scope(model_);
   source.reset(0);
+  Evaluation out;
   double sum = 0, weight = 0;
+  std::vector<std::pair<double, double>> sums(metrics.size());
   while (const std::optional<Batch> b = source.next()) {
     const std::int64_t rows = micro_batch_ > 0 ? micro_batch_ : std::max<std::int64_t>(1, b->rows);
+    out.rows += b->rows;
     for (std::int64_t begin = 0; begin < b->rows; begin += rows) {
       const Batch part = b->narrow(begin, std::min(rows, b->rows - begin));
       std::optional<optim::Autocast> autocast;
       if (options_.precision != Precision::FP32) autocast.emplace(options_.precision == Precision::BF16 ? at::kBFloat16 : at::kHalf);
-      const WeightedSum one = loss(model_.forward(part.inputs), part);
+      const at::Tensor output = model_.forward(part.inputs);
+      const WeightedSum one = loss(output, part);
       sum += one.sum.item<double>() * (loss.gives_mean() ? one.weight : 1);
       weight += one.weight;
+      for (std::size_t i = 0; i < metrics.size(); ++i) {
+        const WeightedSum counted = metrics[i].add(output, part);
+        sums[i].first += counted.sum.item<double>();
+        sums[i].second += counted.weight;
+      }
     }
   }
   if (weight == 0) throw UsageError("Trainer: the validation set is empty, or all of its weights are 0.");
-  return sum / weight;
+  out.loss = sum / weight;
+  for (std::size_t i = 0; i < metrics.size(); ++i) {
+    if (sums[i].second == 0) throw UsageError(fmt::format("Trainer: nothing of the validation set counts for {}.", metrics[i].name));
+    out.metrics.emplace_back(metrics[i].name, metrics[i].finish(sums[i].first / sums[i].second));
+  }
+  return out;
 }
 
 }  // namespace memfit::train

@@ -1,5 +1,5 @@
-// How the trainer fits a step into memory, takes a failed one back, and saves and resumes runs.
-#include <fmt/format.h>
+// How the trainer takes a failed step back, and saves and resumes runs.
+#include <fmt/ranges.h>
 
 #include <cmath>
 
@@ -16,76 +16,15 @@ constexpr const char* kOptimizer = "optimizer/";
 
 }  // namespace
 
-/// The peak that a forward and backward pass over the first `rows` rows would have without a limit. Leaves no trace.
-std::uint64_t Trainer::probe(const Batch& batch, std::int64_t rows, const Loss& loss, std::string* per_batch) {
-  const Snapshot before(model_);
-  const std::int64_t micro_batch = std::exchange(micro_batch_, 0);
-  auto& allocator = memory::CpuAllocator::instance();
-  if (session_) allocator.reset_peaks();
-  auto leave = [&] {
-    micro_batch_ = micro_batch;
-    optimizer_->zero_grad();
-    scaler_.abandon();
-    before.put_back();
-  };
-  try {
-    PerBatchWatch watch;
-    compute_gradients({batch.narrow(0, rows)}, loss);
-    *per_batch = watch.found();
-  } catch (...) {
-    leave();
-    throw;
-  }
-  leave();
-  return session_ ? allocator.ledger().peak_program : 0;
-}
-
-/// From two small probes: bytes grow with the rows as a line does. Nothing is found out by failing.
-void Trainer::choose_micro_batch(const std::vector<Batch>& window, const Loss& loss, Run& run) {
-  micro_batch_chosen_ = true;
-  may_split_ = !loss.needs_whole_batch();
-  const Batch& batch = *std::max_element(window.begin(), window.end(), [](const Batch& a, const Batch& b) { return a.rows < b.rows; });
-  const bool asked = options_.micro_batch > 0 || options_.batch > 0;
-  if (!may_split_ || batch.rows < 2 || (!session_ && !asked)) return;
-  persist([&] { optimizer_->make_state(); }, "making the optimizer's state", run);
-  const std::int64_t few = std::max<std::int64_t>(2, batch.rows / 16), more = std::min(batch.rows, 2 * few);
-  std::string per_batch;
-  double small = 0, large = 0;
-  persist([&] { small = static_cast<double>(probe(batch, few, loss, &per_batch)); }, "the first probe", run);
-  watched_ = true;
-  if (!per_batch.empty()) {
-    may_split_ = false;
-    if (asked && (options_.micro_batch > 0 || window.size() > 1)) {
-      throw UsageError(fmt::format("Trainer: the model has {}, whose result depends on the whole batch; splitting it would train another model. "
-                                   "Leave batch and micro_batch at 0{}.",
-                                   per_batch, session_ ? ": the limit is then kept by recomputing" : ""));
-    }
-    run.progress.say(fmt::format("not split: the model has {}; the limit is kept by recomputing", per_batch));
-    return;
-  }
-  if (options_.micro_batch > 0 || !session_ || more == few) return;
-  persist([&] { large = static_cast<double>(probe(batch, more, loss, &per_batch)); }, "the second probe", run);
-  const double per_row = std::max(0.0, (large - small) / static_cast<double>(more - few));
-  const double fixed = large - per_row * static_cast<double>(more);
-  const double room = 0.97 * static_cast<double>(options_.memory.count()) - fixed;  // sizes are rounded up to pages
-  if (per_row * static_cast<double>(batch.rows) <= room) return;
-  const auto fits = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::floor(room / per_row)));
-  const std::int64_t parts = (batch.rows + fits - 1) / fits;
-  micro_batch_ = (batch.rows + parts - 1) / parts;
-  run.progress.say(fmt::format("{} rows at a time: {} a row beside {} would take {} at once", micro_batch_,
-                               format_bytes(Bytes(static_cast<std::uint64_t>(per_row))), format_bytes(Bytes(static_cast<std::uint64_t>(std::max(0.0, fixed)))),
-                               format_bytes(Bytes(static_cast<std::uint64_t>(std::max(0.0, fixed + per_row * static_cast<double>(batch.rows)))))));
-}
-
 bool Trainer::halve_micro_batch(const std::vector<Batch>& window, const Loss& loss) {
   std::int64_t rows = micro_batch_;
   for (const Batch& b : window) rows = std::max(rows, micro_batch_ > 0 ? rows : b.rows);
-  if (!may_split_ || !watched_ || loss.needs_whole_batch() || rows < 2) return false;
+  if (!options_.split || !may_split_ || !watched_ || loss.needs_whole_batch() || rows < 2) return false;
   micro_batch_ = (rows + 1) / 2;
   return true;
 }
 
-std::optional<double> Trainer::try_gradients(const std::vector<Batch>& window, const Loss& loss, Run& run) {
+std::optional<double> Trainer::try_gradients(const std::vector<Batch>& window, const Loss& loss, Run& run, std::optional<double>* norm) {
   std::optional<Snapshot> before;
   persist([&] { before.emplace(model_); }, "copying buffers", run);
   for (int attempt = 1;; ++attempt) {
@@ -104,7 +43,11 @@ std::optional<double> Trainer::try_gradients(const std::vector<Batch>& window, c
       }
       if (value) {
         scaler_.unscale(*optimizer_);
-        if (options_.clip_norm) clip_gradient_norm(*optimizer_, *options_.clip_norm);
+        if (options_.clip_norm) {
+          *norm = clip_gradient_norm(*optimizer_, *options_.clip_norm);
+        } else if (options_.gradient_norm) {
+          *norm = gradient_norm(*optimizer_);
+        }
       }
       return value;
     } catch (...) {
@@ -166,16 +109,34 @@ std::string Trainer::save(const nlohmann::json& source_state, const at::Tensor& 
   std::vector<NamedTensor> tensors = tensors_of_run();
   for (const NamedTensor& t : optimizer_->state_tensors()) tensors.push_back({kOptimizer + t.name, t.tensor});
   tensors.push_back({kGenerator, generator});
-  const nlohmann::json state = {{"step", step_}, {"epoch", epoch_}, {"micro_batch", micro_batch_}, {"may_split", may_split_}, {"source", source_state},
+  nlohmann::json state = {{"step", step_}, {"epoch", epoch_}, {"micro_batch", micro_batch_}, {"may_split", may_split_}, {"source", source_state},
                                 {"optimizer", optimizer_->state()}, {"scaler", scaler_.state()}};
+  if (!run.options.description.is_null()) state["description"] = run.options.description;
+  for (const auto& [name, stored] : model_.state_names) state["names"][name] = stored;
   run.newest_checkpoint = run.folder->save(step_, tensors, state);
   return run.newest_checkpoint;
+}
+
+/// A run gone on from with other settings would be neither the old one nor the new one.
+void Trainer::check_description(const nlohmann::json& saved, const nlohmann::json& now, const std::string& path) {
+  if (saved.is_null() || now.is_null()) return;
+  std::vector<std::string> differences;
+  for (const auto& [key, value] : now.items()) {
+    const nlohmann::json before = saved.value(key, nlohmann::json());
+    if (before != value) differences.push_back(fmt::format("{} was {} and is {}", key, before.dump(), value.dump()));
+  }
+  for (const auto& [key, value] : saved.items()) {
+    if (!now.contains(key)) differences.push_back(fmt::format("{} was {} and is not set", key, value.dump()));
+  }
+  if (differences.empty()) return;
+  throw UsageError(fmt::format("{} is of a run with other settings: {}. Give the same, or name another folder to begin anew.", path, fmt::join(differences, "; ")));
 }
 
 void Trainer::resume(BatchSource& source, Run& run) {
   std::optional<SavedRun> saved = run.folder->latest();
   if (!saved) return;
   for (const std::string& line : saved->passed_over) run.progress.say("not used: " + line);
+  check_description(saved->state.value("description", nlohmann::json()), run.options.description, saved->path);
   const TensorFile& file = *saved->tensors;
   std::vector<NamedTensor> into = tensors_of_run();
   at::Tensor generator = generator_state();

@@ -275,7 +275,7 @@ TEST_F(TrainerTest, ValidationIsExactAndLeavesTheRunAlone) {
   EXPECT_TRUE(same(with.values, without.values));
   nn::Sequential model = net();
   Trainer trainer(model_of(model), std::make_shared<optim::Sgd>(*model, optim::SgdOptions{}));
-  const double parts = trainer.evaluate(held_out, cross_entropy());
+  const double parts = trainer.evaluate(held_out, cross_entropy()).loss;
   model->eval();
   const Batch all = *whole.next();
   const double once = at::cross_entropy_loss(model->forward(all.inputs[0]), all.targets[0]).item<double>();
