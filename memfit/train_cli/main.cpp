@@ -2,11 +2,15 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "memfit/core/error.h"
+#include "memfit/train_cli/config_file.h"
 #include "memfit/train_cli/verbs.h"
 
 namespace memfit::train_cli {
@@ -20,16 +24,32 @@ int finish(const CLI::App& app, ExitStatus status, const std::string& text) {
   return static_cast<int>(status);
 }
 
+std::vector<std::string> with_flags_of_file(const CLI::App& app, const std::vector<std::string>& words) {
+  std::set<std::string> flags, values;
+  for (const CLI::Option* option : app.get_subcommand("train")->get_options()) {
+    for (const std::string& name : option->get_lnames()) (option->get_items_expected_max() == 0 ? flags : values).insert(name);
+  }
+  return with_config(words, flags, values);
+}
+
 int run_main(int argc, char** argv) {
   CLI::App app("The verbs of memfit that need LibTorch; start them as `memfit VERB`", "memfit");
   app.require_subcommand(1);
   add_inspect(app);
+  add_train(app);
+  add_export(app);
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words(argv + 1, argv + argc);
+    if (!words.empty() && words[0] == "train") words = with_flags_of_file(app, words);
+    std::ranges::reverse(words);  // as CLI11 takes them
+    app.parse(words);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
     return finish(app, ExitStatus::Usage, error.what());
+  } catch (const Interrupted& error) {
+    fmt::print(stderr, "memfit train: {}\n", error.what());
+    return 130;
   } catch (const Error& error) {
     return finish(app, error.status(), error.what());
   } catch (const c10::OutOfMemoryError& error) {
