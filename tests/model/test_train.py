@@ -99,6 +99,15 @@ def main():
         out = memfit("train", *common, "--eval-model", folder / "cnn.dynamic.eval.pt2", "--validate", work / "cnn.npz", "--metric", "accuracy", "--metric", "topk,k=2")
         assert "accuracy" in out and "top2" in out and "validation loss" in out, out
 
+        # Under 40 % of its own peak, where nothing is split: the same losses.
+        numpy.savez(work / "many.npz", x=torch.randn(2048, 3, 8, 8).numpy(), y=torch.randint(0, 4, (2048,)).numpy())
+        big = ["--model", folder / "resnet.dynamic.train.pt2", "--data", work / "many.npz", "--loss", "cross_entropy", "--batch", 512, "--epochs", 2]
+        memfit("train", *big, "--log", work / "plain.jsonl")
+        plain, peak = losses(work / "plain.jsonl")
+        memfit("train", *big, "--log", work / "limited.jsonl", "--memory", f"{peak * 2 // 5}B")
+        limited, below = losses(work / "limited.jsonl")
+        assert limited == plain and below <= peak * 2 // 5, (below, peak)
+
         refused(2, "Did you mean cross_entropy?", *common[:4], "--loss", "cros_entropy")
         refused(2, "Did you mean label?", *common, "--target", "labels")
         refused(2, "--eval-model", *common, "--validate", work / "cnn.npz")
